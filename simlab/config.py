@@ -1,0 +1,249 @@
+"""What a comparison is: typed settings with defaults, checked before anything is written.
+
+The same keys stand in TOML files, on the command line and in every run folder. The defaults are
+experiment E1; other experiments say only what they change.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from simlab.aggregate import AGGREGATIONS
+from simlab.noise import NOISES, Noise
+from simlab.policies import POLICIES
+from simlab.stabilizers import Stabilizer, bind
+from simlab.tasks import TASKS
+
+SPEC = re.compile(
+    r"(?:(?P<label>[^=:@,\s]+)=)?(?P<name>\w+)(?:@(?P<stream>\d+))?(?::(?P<arguments>\S+))?"
+)
+METHODS = (
+    "none",
+    "pg",
+    "ppo",
+    "ppo-.12=ppo:eps_low=0.12,eps_high=0.12",
+    "ppo-.05=ppo:eps_low=0.05,eps_high=0.05",
+    "ppo-dual=ppo:dual_clip=3",
+    "sat",
+    "dppo",
+    "icepop",
+    "kpop",
+    "tis",
+    "gspo",
+    "placebo-eps=ppo:eps_low=0.2001,eps_high=0.2001",
+    "placebo-draws=ppo@1",
+)
+SEEDS_PER_CELL = 24  # lanes of one program; more would not be faster
+
+
+def _one_of(name: str, value: str, registry: dict) -> None:
+    if value not in registry:
+        raise ValueError(f"no {name} {value!r}; there are {', '.join(registry)}")
+
+
+class Strict(BaseModel):
+    """Immutable, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WorldSpec(Strict):
+    """The token MDP and the policy that acts in it."""
+
+    task: str = "health"
+    """Token MDP: health, needle, modsum or tree."""
+    policy: str = "moe"
+    """Policy: moe, linear or tabular."""
+    prompts: Annotated[int, Field(ge=1, le=512)] = 8
+    """Prompts, all of them in every batch."""
+    horizon: Annotated[int, Field(ge=1, le=512)] = 10
+    """Tokens per answer."""
+    vocab: Annotated[int, Field(ge=2, le=4096)] = 8
+    """Tokens to choose from."""
+    answers: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Answers per prompt and step (the group)."""
+    features: Annotated[int, Field(ge=1, le=4096)] = 24
+    """Random features of a state that linear and moe policies see."""
+
+    @model_validator(mode="after")
+    def _names(self):
+        _one_of("task", self.task, TASKS)
+        _one_of("policy", self.policy, POLICIES)
+        return self
+
+
+class Training(Strict):
+    """How every arm is trained."""
+
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] = 300
+    """Optimizer steps."""
+    lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
+    """Learning rate; 0 is the null run."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """sgd, or adam with betas .9 and .98."""
+    grad_clip: Annotated[float, Field(gt=0)] | None = None
+    """Largest gradient norm, or None."""
+    aggregation: str = "token_mean"
+    """How per-token terms become a loss."""
+    proximal: Literal["rollout", "step"] = "rollout"
+    """pi_old of IcePop and TIS: the trainer at the rollout's weights, or just before the step."""
+    in_flight: Annotated[int, Field(ge=0, le=64)] = 1
+    """Windows of rollouts in flight at an interval lag."""
+    log_every: Annotated[int, Field(ge=1)] = 10
+    """Steps between exact evaluations."""
+
+    @model_validator(mode="after")
+    def _names(self):
+        _one_of("aggregation", self.aggregation, AGGREGATIONS)
+        return self
+
+
+class Config(Strict):
+    """One comparison: methods x lags x seeds in one world."""
+
+    world: WorldSpec = WorldSpec()
+    training: Training = Training()
+    methods: tuple[str, ...] = METHODS
+    """Arms, each [label=]name[@stream][:argument=value,...]."""
+    reference: str = "ppo"
+    """Label of the arm that the others are compared with, seed by seed."""
+    lags: tuple[Annotated[int, Field(ge=0, le=100_000)], ...] = (1, 4, 8, 24)
+    """Optimizer steps per weight broadcast; 0 is synchronous."""
+    noise: tuple[str, ...] = ("grid", "router:scale=0.05", "gaussian:scale=0.05")
+    """Engine noise, applied together, each name[:argument=value,...]; none at all if empty."""
+    noise_from: Path | None = None
+    """A log of trainer and rollout log-probs to resample the noise from; replaces noise."""
+    seeds: Annotated[int, Field(ge=2, le=100_000)] = 24
+    """Paired seeds, 0 to seeds - 1."""
+
+    @field_validator("methods", "lags")
+    @classmethod
+    def _some(cls, value, info):
+        if not value:
+            raise ValueError("at least one is needed")
+        if len(set(value)) < len(value):
+            raise ValueError("an entry is given twice")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        labels = [arm.label for arm in self.arms]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"two methods have the same label ({', '.join(labels)})")
+        if self.reference not in labels:
+            raise ValueError(f"reference {self.reference!r} is not among {', '.join(labels)}")
+        router = [n.name for n in self.noises if hasattr(NOISES[n.name], "router")]
+        if router and self.world.policy != "moe":
+            raise ValueError(
+                f"noise {router[0]} needs a policy with a router (moe), not {self.world.policy}"
+            )
+        if self.world.task == "tree" and self.world.vocab**self.world.horizon > 4096:
+            raise ValueError(
+                "task tree enumerates vocab**horizon answers, and "
+                f"{self.world.vocab}**{self.world.horizon} is more than 4096"
+            )
+        return self
+
+    @cached_property
+    def arms(self) -> tuple[Arm, ...]:
+        """The methods, parsed and bound."""
+        return tuple(Arm.parse(spec) for spec in self.methods)
+
+    @cached_property
+    def noises(self) -> tuple[Noise, ...]:
+        """The noise models, parsed; the log of `noise_from` has been read once."""
+        if self.noise_from is not None:
+            return (Noise("replay", {"path": str(self.noise_from)}),)
+        parsed = (parse(spec) for spec in self.noise)
+        return tuple(Noise(name, arguments) for _, name, _, arguments in parsed)
+
+    def cells(self) -> list[Cell]:
+        """Units of work, the reference first, in blocks of seeds."""
+        blocks = [
+            tuple(range(i, min(i + SEEDS_PER_CELL, self.seeds)))
+            for i in range(0, self.seeds, SEEDS_PER_CELL)
+        ]
+        arms = sorted(self.arms, key=lambda arm: arm.label != self.reference)
+        return [
+            Cell(self.world, self.training, arm, lag, self.noises, seeds)
+            for seeds in blocks
+            for arm in arms
+            for lag in self.lags
+        ]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A stabilizer with arguments under a label; `stream` picks independent sampling draws."""
+
+    label: str
+    name: str
+    arguments: tuple[tuple[str, object], ...] = ()
+    stream: int = 0
+
+    @classmethod
+    def parse(cls, spec: str) -> Arm:
+        """From `[label=]name[@stream][:argument=value,...]`; raises ValueError in one sentence."""
+        label, name, stream, arguments = parse(spec)
+        arm = cls(label, name, tuple(sorted(arguments.items())), stream)
+        bind(name, **arguments)
+        return arm
+
+    @property
+    def stabilizer(self) -> Stabilizer:
+        """The registry's function with these arguments."""
+        return bind(self.name, **dict(self.arguments))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm at one lag over one block of seeds: what a worker runs and a resumed run skips."""
+
+    world: WorldSpec
+    training: Training
+    arm: Arm
+    lag: int
+    noise: tuple[Noise, ...]
+    seeds: tuple[int, ...]
+
+    def key(self, provenance: str) -> str:
+        """A name that changes when the numbers could: settings, the log's content, code version."""
+        logs = [Path(n.arguments["path"]) for n in self.noise if n.name == "replay"]
+        content = [hashlib.sha256(path.read_bytes()).hexdigest() for path in logs]
+        text = f"{provenance} {content} {self!r}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parse(spec: str) -> tuple[str, str, int, dict]:
+    """(label, name, stream, arguments) of `[label=]name[@stream][:argument=value,...]`."""
+    found = SPEC.fullmatch(spec.strip())
+    if not found:
+        raise ValueError(f"{spec!r} is not [label=]name[@stream][:argument=value,...]")
+    arguments = {}
+    for pair in (found["arguments"] or "").split(","):
+        name, equals, value = pair.partition("=")
+        if pair and not (name and equals and value):
+            raise ValueError(f"{spec!r}: {pair!r} is not argument=value")
+        if pair:
+            arguments[name] = _literal(value)
+    stream = int(found["stream"] or 0)
+    label = found["label"] or (spec.strip() if stream or arguments else found["name"])
+    return label, found["name"], stream, arguments
+
+
+def _literal(text: str):
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text

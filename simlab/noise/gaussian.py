@@ -1,0 +1,15 @@
+"""iid Gaussian noise of standard deviation `scale` (nats) on every logit of the engine.
+
+To first order E d^2 = scale^2 (1 - sum p^2) at a state with probabilities p (formulas: ESTR).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from simlab.draws import Draws
+
+
+def logits(z: Tensor, draws: Draws, *, scale: float = 0.05) -> Tensor:
+    """z `[L, P, T, M, V]` + scale * normal."""
+    return z + scale * draws.normal(*z.shape[1:])

@@ -1,0 +1,18 @@
+"""iid Student-t noise on every logit: `scale` (nats) times a t variate with `df` degrees of freedom.
+
+Heavy tails: for df > 2 the variance is scale^2 df/(df-2), and E d^2 is that times (1 - sum p^2).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from simlab.draws import Draws
+
+
+def logits(z: Tensor, draws: Draws, *, scale: float = 0.05, df: float = 3.0) -> Tensor:
+    """z `[L, P, T, M, V]` + scale * t(df). Raises ValueError unless df > 0."""
+    if not df > 0:
+        raise ValueError(f"student_t: df must be above 0, got {df}")
+    return z + scale * draws.each(lambda rng: rng.standard_t(df, z.shape[1:]).astype(np.float32))

@@ -1,0 +1,156 @@
+"""The loop. Read this first: every step of a run, for all seeds of a cell at once.
+
+table of log mu, v(k) steps old  ->  answers  ->  TokenBatch  ->  stabilizer  ->  (sum, count)
+-> one optimizer step, and every `log_every` steps the exact numbers of exact.py.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simlab.aggregate import AGGREGATIONS, mean
+from simlab.batch_stats import mismatch, summarize
+from simlab.config import Cell, Training, WorldSpec
+from simlab.draws import INIT, NOISE, SAMPLE, WORLD, Draws
+from simlab.exact import evaluate, visitation
+from simlab.lag import regime
+from simlab.noise import behaviour
+from simlab.policies import POLICIES
+from simlab.sample import sample, token_batch
+from simlab.stabilizers import ppo
+from simlab.tasks import TASKS
+from simlab.tasks.world import World
+from simlab.tokens import TokenBatch
+
+FIT_STEPS, FIT_LR = 300, 0.03
+
+
+@lru_cache(maxsize=4)
+def pretrain(spec: WorldSpec, seeds: tuple[int, ...]) -> tuple[World, Tensor, dict[str, Tensor]]:
+    """The worlds of these seeds, state features X `[L, S, F]`, and weights fitted to the base policy.
+
+    The fit minimises KL(base || pi), half by visits under the base policy, half evenly over states.
+    """
+    build = TASKS[spec.task].build
+    draws = Draws(seeds, WORLD)
+    world = World.stack(
+        [build(rng, P=spec.prompts, T=spec.horizon, V=spec.vocab) for rng in draws.generators]
+    )
+    P, T, M, V = world.sizes
+    policy, size = (
+        POLICIES[spec.policy],
+        {"states": P * T * M, "features": spec.features, "vocab": V},
+    )
+    draws = Draws(seeds, INIT)
+    X = draws.normal(size["states"], spec.features)
+    starts = [policy.init(rng, **size) for rng in draws.generators]
+    w = {name: _float32(np.stack([s[name] for s in starts])) for name in starts[0]}
+    if "z" in w:
+        return world, X, {"z": world.base.flatten(1, 3).float()}
+    base = world.base.flatten(1, 3)
+    share = visitation(world, world.base.exp()).flatten(1) / (P * T) + 1 / (P * T * M)
+    weight = (share.unsqueeze(-1) * base.exp()).float()
+    optimizer = torch.optim.Adam(list(w.values()), lr=FIT_LR, foreach=True)
+    for x in w.values():
+        x.requires_grad_()
+    for _ in range(FIT_STEPS):
+        optimizer.zero_grad()
+        loss = -(weight * torch.log_softmax(policy.logits(w, X), -1)).sum()
+        loss.backward()
+        optimizer.step()
+    return world, X, {name: x.detach() for name, x in w.items()}
+
+
+def train(cell: Cell) -> list[dict]:
+    """Run one cell: a stabilizer at a lag, over a block of seeds. Rows, one per seed and logged step."""
+    spec, arm, seeds, how = cell.world, cell.arm, cell.seeds, cell.training
+    world, X, w = pretrain(spec, seeds)
+    policy, shape, L = POLICIES[spec.policy], world.sizes, len(seeds)
+    w = {name: x.clone().requires_grad_() for name, x in w.items()}
+    lag, stabilizer = regime(cell.lag, how.in_flight), arm.stabilizer
+    aggregate = AGGREGATIONS[how.aggregation]
+    if how.aggregation == "seq_mean_token_sum_norm":
+        aggregate = partial(aggregate, horizon=spec.horizon)
+    optimizer = _optimizer(how, w)
+    uniforms = Draws(seeds, SAMPLE, arm.stream)
+    engine, rows, skipped = {}, [], torch.zeros(L, dtype=torch.int64)
+
+    for step in range(how.steps + 1):
+        logp = torch.log_softmax(policy.logits(w, X), -1).unflatten(1, shape[:-1])
+        if lag.broadcast_now(step):
+            with torch.no_grad():
+                draws = Draws(seeds, NOISE, arm.stream, step)
+                mu = behaviour(policy, w, X, shape, cell.noise, draws)
+            engine[step] = mu, logp.detach()
+        version = lag.version(step)
+        engine = {v: tables for v, tables in engine.items() if v >= version}
+        logp_mu, logp_rollout = engine[version]
+        answers = sample(world, logp_mu, uniforms.uniform(spec.prompts, spec.answers, spec.horizon))
+        prox = logp_rollout if how.proximal == "rollout" else logp.detach()
+        b = token_batch(answers, logp, logp_mu, prox, version)
+
+        S, active, diagnostics = stabilizer(b)
+        loss = -mean(*aggregate(S, b))
+        optimizer.zero_grad()
+        loss.sum().backward()
+        norm, finite = _clip_gradients(w, how.grad_clip)
+        skipped += ~finite
+
+        if step % how.log_every == 0 or step == how.steps:
+            stats = (
+                evaluate(world, logp.detach(), logp_mu)
+                | mismatch(b)
+                | parts(b, logp_rollout, answers)
+            )
+            stats |= gradient_shares(b, active) | summarize(b, diagnostics)
+            stats |= {"loss": loss, "grad_norm": norm, "reward": answers.reward.mean((1, 2))}
+            stats |= {"age": step - b.version.double().mean(-1), "skipped_steps": skipped.clone()}
+            table = {name: x.detach().expand(L).tolist() for name, x in stats.items()}
+            for lane, seed in enumerate(seeds):
+                rows.append({"seed": seed, "step": step} | {k: x[lane] for k, x in table.items()})
+        optimizer.step()
+    return rows
+
+
+def parts(b: TokenBatch, logp_rollout: Tensor, answers) -> dict[str, Tensor]:
+    """The exact two-term split of SAT (2): mean |policy part| and mean |implementation part|, nats."""
+    same_weights = logp_rollout.flatten(1).gather(-1, answers.slot)
+    return {
+        "d_policy": (b.logp.detach() - same_weights).abs().mean(-1),
+        "d_impl": (same_weights - b.logp_mu).abs().mean(-1),
+    }
+
+
+def gradient_shares(b: TokenBatch, active: Tensor) -> dict[str, Tensor]:
+    """Shares of active tokens: `cut` have an advantage and no gradient; `unlike_ppo` keep a gradient
+    where PPO (.2/.2) cuts it or the other way round, i.e. where the method acts at all."""
+    reference = ppo.surrogate(b).active
+    n = b.mask.sum(-1).clamp(min=1)
+    cut = b.mask & (b.advantage != 0) & ~active
+    return {"cut": cut.sum(-1) / n, "unlike_ppo": (active != reference).sum(-1) / n}
+
+
+def _optimizer(how: Training, w: dict[str, Tensor]) -> torch.optim.Optimizer:
+    if how.optimizer == "sgd":
+        return torch.optim.SGD(list(w.values()), lr=how.lr, foreach=True)
+    return torch.optim.Adam(list(w.values()), lr=how.lr, betas=(0.9, 0.98), foreach=True)
+
+
+def _clip_gradients(w: dict[str, Tensor], limit: float | None) -> tuple[Tensor, Tensor]:
+    """Gradient norm of each lane `[L]` and whether it is finite; a lane where it is not stands still."""
+    grads = [x.grad for x in w.values()]
+    norm = sum(g.double().pow(2).flatten(1).sum(-1) for g in grads).sqrt()
+    finite = torch.isfinite(norm)
+    scale = torch.ones_like(norm) if limit is None else (limit / norm.clamp(min=1e-12)).clamp(max=1)
+    for g in grads:
+        lane = (-1, *[1] * (g.dim() - 1))
+        g.copy_(torch.where(finite.view(lane), g * scale.view(lane).to(g.dtype), 0.0))
+    return norm, finite
+
+
+def _float32(x: np.ndarray) -> Tensor:
+    return torch.from_numpy(x).float()
