@@ -1,0 +1,148 @@
+"""The command line: `simlab compare`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from pydantic import Field, ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from simlab.config import Config, Strict
+from simlab.experiments import EXPERIMENTS
+
+QUICK = {"lags": (1, 8), "seeds": 8, "training": {"steps": 100}}
+
+
+class Compare(Strict):
+    """Compare stabilizers on the token MDP and write a run folder with report.html.
+
+    Precedence: experiment, then --quick, then the --config file, then options.
+    """
+
+    experiment: Literal[tuple(EXPERIMENTS)] = "e1"
+    """The question: e1 (SGD), e2 (Adam and gradient clip), null (learning rate 0)."""
+    config: Path | None = None
+    """A TOML file with the keys of a run's config.toml."""
+    quick: bool = False
+    """A small version: lags 1 and 8, 8 seeds, 100 steps."""
+    out: Path | None = None
+    """Run folder, runs/<experiment> by default (runs/<experiment>-quick with --quick)."""
+    workers: Annotated[int, Field(ge=1, le=256)] = os.cpu_count() or 1
+    """Processes, one thread each."""
+    settings: Annotated[Config, tyro.conf.arg(name="")] = Config()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command; a problem is one sentence on stderr and exit code 2 (130 when stopped)."""
+    words = sys.argv[1:] if arguments is None else arguments
+    commands = {"compare": run_compare}
+    if words[:1] in ([], ["-h"], ["--help"]):
+        print(
+            f"usage: simlab {{{','.join(commands)}}} [options]\n\nsimlab COMMAND --help explains one."
+        )
+        raise SystemExit(0 if words else 2)
+    if words[0] not in commands:
+        _stop(f"no command {words[0]!r}; there are {', '.join(commands)}")
+    try:
+        commands[words[0]](words[1:])
+    except ValidationError as error:
+        _stop("; ".join(_sentence(e) for e in error.errors()))
+    except ValueError as error:
+        _stop(str(error))
+
+
+def run_compare(words: list[str]) -> None:
+    """`simlab compare`."""
+    options = parse_compare(words)
+    from simlab.compare import RunError, compare  # after parsing: a wrong option answers at once
+
+    name = options.experiment + ("-quick" if options.quick else "")
+    out = options.out or Path("runs") / name
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    )  # fmt: skip
+    try:
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(f"simlab compare {name}", total=None)
+
+            def progress(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            table = compare(options.settings, options.experiment, out, options.workers, progress)
+    except RunError as error:
+        _stop(str(error))
+    except KeyboardInterrupt:
+        print(
+            f"\nstopped; finished cells are kept in {out}, the same command resumes",
+            file=sys.stderr,
+        )
+        os._exit(130)
+    from simlab.report import findings
+
+    for sentence in findings(options.settings, table):
+        print(f"- {sentence}")
+    print(f"\nreport: {out / 'report.html'}")
+
+
+def parse_compare(words: list[str]) -> Compare:
+    """Options over TOML over quick over experiment; SystemExit or ValueError before anything runs."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--experiment", default="e1")
+    first.add_argument("--config", type=Path)
+    first.add_argument("--quick", action="store_true")
+    try:
+        early, _ = first.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from error
+    chosen = EXPERIMENTS.get(early.experiment, EXPERIMENTS["e1"])
+    settings = merge(dict(chosen.SETTINGS), QUICK if early.quick else {})
+    if early.config:
+        settings = merge(settings, read_toml(early.config))
+    base = Compare(experiment=early.experiment, settings=Config(**settings))
+    return tyro.cli(
+        Compare,
+        args=words,
+        prog="simlab compare",
+        default=base,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+
+
+def merge(below: dict, above: dict) -> dict:
+    """`above` wins, table by table."""
+    both = {
+        k: merge(below[k], v) if isinstance(v, dict) and k in below else v for k, v in above.items()
+    }
+    return below | both
+
+
+def read_toml(path: Path) -> dict:
+    """The settings of a TOML file; its `experiment` key, which a run folder has, is left out."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as TOML ({error})") from error
+    found.pop("experiment", None)
+    return found
+
+
+def _sentence(error: dict) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def _stop(sentence: str) -> None:
+    print(f"simlab: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    main()

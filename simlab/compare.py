@@ -1,0 +1,131 @@
+"""Run a comparison: cells to workers, finished cells to disk, the run folder at the end.
+
+    <out>/config.toml  results.parquet  summary.csv  report.html  figures/  cells/
+
+A cell (one arm, one lag, one block of seeds) is written the moment it is done, under a name that
+holds its settings and the code's commit. A stopped run therefore resumes, and rerunning with the
+same seeds rewrites every file byte for byte.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tomllib
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+
+import polars as pl
+import tomli_w
+import torch
+
+from simlab.config import Cell, Config
+from simlab.experiments import EXPERIMENTS
+from simlab.report import write, write_report
+from simlab.summary import summarize
+from simlab.train import train
+
+GROWS = ("methods", "lags", "seeds", "reference")  # may change in a folder that has results
+
+
+class RunError(Exception):
+    """A run that cannot go on; its message is one sentence for the user."""
+
+
+def compare(
+    config: Config,
+    experiment: str,
+    out: Path,
+    workers: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> pl.DataFrame:
+    """Run what is missing, write the run folder, return the summary table.
+
+    `progress(done, total)` hears of every finished cell. Raises RunError for a folder that cannot be
+    written or holds another run, KeyboardInterrupt after a stop (finished cells are kept).
+    """
+    provenance = {"version": version("simlab"), "commit": commit()}
+    code = f"{provenance['version']} {provenance['commit']}"
+    cells = {cell.key(code): cell for cell in config.cells()}
+    try:
+        _open_folder(out, config, experiment)
+        _run_missing(cells, out / "cells", workers, progress)
+        frames = []
+        for key, cell in cells.items():
+            constant = {"experiment": f"{experiment}-v{EXPERIMENTS[experiment].VERSION}"}
+            constant |= provenance | {"config": key, "arm": cell.arm.label, "method": cell.arm.name}
+            constant |= {"arguments": str(dict(cell.arm.arguments)), "lag": cell.lag}
+            frame = pl.read_parquet(out / "cells" / f"{key}.parquet")
+            frames.append(
+                frame.select(*[pl.lit(v).alias(k) for k, v in constant.items()], pl.all())
+            )
+        rows = pl.concat(frames, how="diagonal")
+        table = summarize(config, rows)
+        write(out / "results.parquet", rows.write_parquet)
+        write(out / "summary.csv", table.write_csv)
+        write_report(out, config, experiment, provenance, rows, table)
+    except OSError as error:
+        raise RunError(f"{out}: cannot be written ({error.strerror or error})") from error
+    return table
+
+
+def commit() -> str:
+    """The commit of the code that runs, with "-dirty" if files differ; "unknown" outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.check_output(
+            [*git, "rev-parse", "--short=12", "HEAD"], text=True, stderr=subprocess.DEVNULL
+        )
+        dirty = subprocess.check_output(
+            [*git, "status", "--porcelain", "."], text=True, stderr=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.strip() + ("-dirty" if dirty.strip() else "")
+
+
+def _open_folder(out: Path, config: Config, experiment: str) -> None:
+    """Create the folder and write config.toml; refuse a folder whose run has other settings."""
+    wanted = {"experiment": experiment} | config.model_dump(mode="json", exclude_none=True)
+    path = out / "config.toml"
+    if path.exists():
+        try:
+            held = tomllib.loads(path.read_text())
+        except ValueError as error:
+            raise RunError(f"{path}: is not a run's config ({error})") from error
+        for name in sorted((wanted.keys() | held.keys()) - set(GROWS)):
+            if wanted.get(name) != held.get(name):
+                raise RunError(f"{out}: holds a run with another {name}; choose another --out")
+    (out / "cells").mkdir(parents=True, exist_ok=True)
+    write(path, lambda part: part.write_text(tomli_w.dumps(wanted)))
+
+
+def _run_missing(cells: dict[str, Cell], folder: Path, workers: int, progress) -> None:
+    missing = {k: c for k, c in cells.items() if not (folder / f"{k}.parquet").exists()}
+    done = len(cells) - len(missing)
+    progress(done, len(cells))
+    if not missing:
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _worker)
+    try:
+        waiting = {pool.submit(train, cell): key for key, cell in missing.items()}
+        for future in as_completed(waiting):
+            rows = pl.DataFrame(future.result(), infer_schema_length=None)
+            write(folder / f"{waiting[future]}.parquet", rows.write_parquet)
+            done += 1
+            progress(done, len(cells))
+    except BaseException:
+        for process in list(pool._processes.values()):
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _worker() -> None:
+    """One thread a worker; the parent alone answers Ctrl-C."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

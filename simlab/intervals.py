@@ -1,0 +1,19 @@
+"""Intervals, from scipy; their coverage is tested by simulation in tests/test_intervals.py."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import stats
+
+
+def mean_interval(x: np.ndarray, level: float = 0.95) -> tuple[float, float, float]:
+    """Mean and Student-t interval of a sample of one value per seed; n >= 2."""
+    x = np.asarray(x, dtype=float)
+    centre, half = x.mean(), stats.t.ppf((1 + level) / 2, len(x) - 1) * stats.sem(x)
+    return float(centre), float(centre - half), float(centre + half)
+
+
+def share_interval(k: int, n: int, level: float = 0.95) -> tuple[float, float, float]:
+    """k / n and the exact (Clopper-Pearson) binomial interval."""
+    found = stats.binomtest(int(k), int(n)).proportion_ci(level, method="exact")
+    return k / n, float(found.low), float(found.high)

@@ -1,0 +1,220 @@
+"""report.html: one self-contained page that opens offline, and the figures beside it."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+import jinja2
+import polars as pl
+
+from simlab.config import Config
+from simlab.experiments import EXPERIMENTS
+from simlab.figures import FIGURES
+
+GUIDES = {
+    "learning_curves": (
+        "Learning curves",
+        "Exact expected reward J of the trained policy (no sampling error), mean over seeds, with the "
+        "95 % interval of the mean at each step. Black is the reference, grey are placebo arms: the "
+        "distance between black and grey is what chance alone does here.",
+    ),
+    "final_difference": (
+        "Final J against the reference, seed by seed",
+        "Each dot is the mean over seeds of (final J of the arm - final J of the reference) on the same "
+        "worlds, first weights and sampling draws. Thick: 95 % interval. Thin: the interval that holds "
+        "for all arms and lags of this page at once. The grey band is the placebo spread. Only a thin "
+        "line that lies wholly outside the band is called a difference.",
+    ),
+    "final_level": (
+        "Final J",
+        "Mean J over the last eighth of the logged steps, 95 % interval over seeds. These intervals hold "
+        "the spread between worlds, which the paired figure above removes; arms are in the order of "
+        "the configuration, not of their result.",
+    ),
+    "collapse": (
+        "Probability of collapse",
+        "Share of seeds whose final J is below 0.7 of the run's own peak, with the exact "
+        "(Clopper-Pearson) 95 % interval. With 24 seeds, none of 24 still allows a probability of 14 %.",
+    ),
+    "mismatch_tail": (
+        "The tail of |d|",
+        "d = log pi - log mu of the sampled tokens, reference arm, averaged over logged steps. Left: "
+        "quantiles and the largest value seen. Right: mean size of the policy part (what training moved "
+        "since the tokens were sampled) and of the implementation part (engine against trainer at equal "
+        "weights). The parts need not add up: they may have opposite signs.",
+    ),
+    "clip_share": (
+        "Effective clip share",
+        "Left: tokens with an advantage and no gradient. Right: tokens that the method treats unlike PPO "
+        "at .2/.2, i.e. the share on which it acts at all. An arm whose right-hand number is near zero "
+        "cannot differ from PPO by its rule. Weights and caps (pg, TIS, DPPO) change sizes, which these "
+        "numbers do not count.",
+    ),
+    "bound": (
+        "The improvement bound against the truth",
+        "J(pi) - J(mu) is at least L' - penalty. Blue: the exact remainder that a penalty has to cover. "
+        "Orange and red: the two penalties of SAT (34) and (33), with xi = 1/2. Median and quartiles over "
+        "seeds, reference arm. Above the dashed line (the range of J) a bound says nothing; the share of "
+        "such steps stands in each title.",
+    ),
+}
+COLUMNS = {
+    "arm": "arm",
+    "lag": "lag",
+    "seeds": "seeds",
+    "final": "final J",
+    "diff": "minus reference",
+    "verdict": "verdict",
+    "collapse": "P(collapse)",
+    "peak": "peak J",
+    "d_bar": "mean |d|",
+    "d_q99": "99 % |d|",
+    "cut": "cut %",
+    "unlike_ppo": "unlike PPO %",
+    "ess": "ESS",
+    "S": "S = sum TV",
+    "vacuous_mean": "vacuous %",
+    "diverged": "diverged",
+}
+
+
+def write_report(
+    out: Path,
+    config: Config,
+    experiment: str,
+    provenance: dict[str, str],
+    rows: pl.DataFrame,
+    table: pl.DataFrame,
+) -> None:
+    """Figures as PNG and SVG under out/figures, and out/report.html. Raises OSError if unwritable."""
+    (out / "figures").mkdir(exist_ok=True)
+    pictures = []
+    for name, draw in FIGURES.items():
+        fig = draw(config, rows, table)
+        for suffix, dateless in (("svg", {"Date": None}), ("png", {"Software": None})):
+            save = partial(
+                fig.savefig, format=suffix, dpi=130, metadata=dateless, bbox_inches="tight"
+            )
+            write(out / "figures" / f"{name}.{suffix}", save)
+        png = BytesIO()
+        fig.savefig(png, format="png", dpi=130, metadata={"Software": None}, bbox_inches="tight")
+        title, guide = GUIDES[name]
+        picture = base64.b64encode(png.getvalue()).decode()
+        pictures.append({"name": name, "title": title, "guide": guide, "png": picture})
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    page = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True).get_template(
+        "report.html"
+    )
+    html = page.render(
+        question=EXPERIMENTS[experiment].QUESTION,
+        experiment=f"{experiment}-v{EXPERIMENTS[experiment].VERSION}",
+        provenance=provenance,
+        findings=findings(config, table),
+        pictures=pictures,
+        columns=COLUMNS.values(),
+        table=[_cells(row) for row in table.iter_rows(named=True)],
+        config=(out / "config.toml").read_text(),
+    )
+    write(out / "report.html", lambda part: part.write_text(html, encoding="utf-8"))
+
+
+def write(path: Path, save: Callable[[Path], None]) -> None:
+    """Save under a temporary name, then rename: a file is whole or absent."""
+    part = path.with_name(path.name + ".part")
+    try:
+        save(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def findings(config: Config, table: pl.DataFrame) -> list[str]:
+    """What the intervals allow to be said, in plain sentences; overlapping arms are never ranked."""
+    said = []
+    for lag in config.lags:
+        at = table.filter((pl.col("lag") == lag) & ~pl.col("arm").str.starts_with("placebo"))
+        parts = []
+        for verdict in ("above", "below"):
+            chosen = at.filter(pl.col("verdict") == verdict)
+            if len(chosen):
+                names = [
+                    f"{r['arm']} ({r['diff']:+.3f}, 95 % {r['diff_low']:+.3f} to {r['diff_high']:+.3f})"
+                    for r in chosen.iter_rows(named=True)
+                ]
+                parts.append(f"{verdict} {config.reference}: {', '.join(names)}")
+        same = at.filter(pl.col("verdict") == "not separated")["arm"].to_list()
+        if same:
+            parts.append(
+                f"not separated from {config.reference}, and not ranked: {', '.join(same)}"
+            )
+        spread = table.filter(pl.col("lag") == lag)["placebo_spread"][0]
+        placebos = table.filter(pl.col("arm").str.starts_with("placebo"))
+        note = (
+            f"The placebo spread is {spread:.3f}." if len(placebos) else "There is no placebo arm."
+        )
+        said.append(f"Lag {lag}: {'; '.join(parts)}. {note}")
+    said += [
+        _placebo_sentence(config, table),
+        _collapse_sentence(table),
+        _bound_sentence(config, table),
+    ]
+    return [sentence for sentence in said if sentence]
+
+
+def _placebo_sentence(config: Config, table: pl.DataFrame) -> str:
+    placebo = table.filter(pl.col("arm").str.starts_with("placebo"))
+    if not len(placebo):
+        return ""
+    off = placebo.filter((pl.col("diff_low") > 0) | (pl.col("diff_high") < 0))
+    return (
+        f"Of {len(placebo)} placebo comparisons (arms that differ from {config.reference} by nothing that "
+        f"matters), {len(off)} had a 95 % interval that excludes zero; such an interval alone is not "
+        "evidence here."
+    )
+
+
+def _collapse_sentence(table: pl.DataFrame) -> str:
+    total, diverged = int(table["collapsed"].sum()), int(table["diverged"].sum())
+    words = f"{total} of {int(table['seeds'].sum())} runs collapsed"
+    if total:
+        top = table.filter(pl.col("collapsed") > 0)
+        cells = [
+            f"{r['arm']} at lag {r['lag']}: {r['collapsed']}" for r in top.iter_rows(named=True)
+        ]
+        words += f" ({', '.join(cells)})"
+    return f"{words}; {diverged} diverged to non-finite weights."
+
+
+def _bound_sentence(config: Config, table: pl.DataFrame) -> str:
+    mine = table.filter(pl.col("arm") == config.reference)
+    shares = [
+        f"{100 * r['vacuous_mean']:.0f} % / {100 * r['vacuous_max']:.0f} % at lag {r['lag']}"
+        for r in mine.iter_rows(named=True)
+    ]
+    broken = int(table["bound_violations"].sum())
+    return (
+        f"The improvement bound (average / max form) was vacuous on {', '.join(shares)} of the logged "
+        f"steps of {config.reference}, and was violated on {broken} of all logged steps."
+        + (
+            " Violations are possible only where the engine truncates its support."
+            if broken
+            else ""
+        )
+    )
+
+
+def _cells(row: dict) -> list[str]:
+    def interval(name: str) -> str:
+        return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
+
+    shown = {name: interval(name) for name in ("final", "diff", "collapse")}
+    for name in ("cut", "unlike_ppo", "vacuous_mean"):
+        shown[name] = f"{100 * row[name]:.1f}"
+    for name in ("peak", "d_bar", "d_q99", "ess", "S"):
+        shown[name] = f"{row[name]:.3f}"
+    return [shown.get(name, str(row[name])) for name in COLUMNS]
