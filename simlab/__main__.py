@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from pydantic import Field, ValidationError
+from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from simlab.config import Config, Strict
+from simlab.config import Config, ConfigError, Strict
 from simlab.experiments import EXPERIMENTS
 
 QUICK = {"lags": (1, 8), "seeds": 8, "training": {"steps": 100}}
@@ -52,9 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         _stop(f"no command {words[0]!r}; there are {', '.join(commands)}")
     try:
         commands[words[0]](words[1:])
-    except ValidationError as error:
-        _stop("; ".join(_sentence(e) for e in error.errors()))
-    except ValueError as error:
+    except (ConfigError, ValueError) as error:
         _stop(str(error))
 
 
@@ -131,12 +129,6 @@ def read_toml(path: Path) -> dict:
         raise ValueError(f"{path}: cannot be read as TOML ({error})") from error
     found.pop("experiment", None)
     return found
-
-
-def _sentence(error: dict) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
 
 
 def _stop(sentence: str) -> None:

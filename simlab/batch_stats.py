@@ -14,7 +14,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from simlab.tokens import TokenBatch, log_ratio, on_mask
+from simlab.tokens import TokenBatch, log_ratio, widen
 
 Reduce = Callable[[Tensor], Tensor]
 CHUNK = 1 << 16
@@ -143,16 +143,21 @@ def mismatch(b: TokenBatch) -> dict[str, Tensor]:
     def mean(x: Tensor) -> Tensor:
         return torch.where(b.mask, x, 0).sum(-1) / some
 
+    size = d.abs().amax(-1) if d.shape[-1] else d.sum(-1)
     centred = d - mean(d).unsqueeze(-1)
-    var = mean(centred**2)
+    sd = mean(centred**2).sqrt()
+    spread = sd > 4 * torch.finfo(d.dtype).eps * size  # equal gaps differ by rounding only
+    z = centred / torch.where(spread, sd, 1).unsqueeze(-1)
     floor = torch.where(b.mask, d, -torch.inf)
-    log_ess = 2 * torch.logsumexp(floor, -1) - torch.logsumexp(2 * floor, -1) - some.log()
+    log_ess = (
+        2 * torch.logsumexp(floor, -1) - torch.logsumexp(2 * floor, -1) - some.to(d.dtype).log()
+    )
     stats = {
         "tokens": n,
         "d_bar": mean(d.abs()),
         "d_mean": mean(d),
-        "d_max": d.abs().amax(-1) if d.shape[-1] else torch.zeros_like(var),
-        "d_kurtosis": torch.where(var > 0, mean(centred**4) / torch.where(var > 0, var**2, 1), 0),
+        "d_max": size,
+        "d_kurtosis": torch.where(spread, mean(z**4), 0),
         "k1": mean(-d),
         "k2": mean(d**2) / 2,
         "k3": mean(torch.expm1(d) - d),
@@ -178,14 +183,18 @@ def group_advantage(reward: Tensor, eps: float = 1e-6, ddof: int = 1) -> Tensor:
 
 
 def summarize(b: TokenBatch, diagnostics: dict) -> dict[str, Tensor]:
-    """Reduce a stabilizer's per-token diagnostics over active tokens, each by its own reducer."""
-    out = {}
+    """Reduce a stabilizer's per-token diagnostics over active tokens `[...]`, each by its own reducer.
+
+    0 where no token is active.
+    """
+    out, some = {}, b.mask.any(-1)
     for name, (value, how) in diagnostics.items():
-        value = value.detach().expand(b.mask.shape)
+        value = widen(value.detach()).expand(b.mask.shape)
         if how == "mean":
-            out[name] = on_mask(b, value).sum(-1) / b.mask.sum(-1).clamp(min=1)
+            out[name] = torch.where(b.mask, value, 0).sum(-1) / b.mask.sum(-1).clamp(min=1)
         else:
-            fill = torch.inf if how == "min" else -torch.inf
-            held = torch.where(b.mask, value, fill)
-            out[name] = held.amin(-1) if how == "min" else held.amax(-1)
+            sign = -1 if how == "min" else 1
+            lowest = torch.full_like(some, -torch.inf, dtype=value.dtype).unsqueeze(-1)
+            held = torch.where(b.mask, sign * value, lowest)
+            out[name] = torch.where(some, sign * torch.cat([held, lowest], -1).amax(-1), 0)
     return out

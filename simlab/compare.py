@@ -12,8 +12,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -107,16 +108,33 @@ def _run_missing(cells: dict[str, Cell], folder: Path, workers: int, progress) -
     missing = {k: c for k, c in cells.items() if not (folder / f"{k}.parquet").exists()}
     done = len(cells) - len(missing)
     progress(done, len(cells))
-    if not missing:
-        return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _worker)
-    try:
-        waiting = {pool.submit(train, cell): key for key, cell in missing.items()}
-        for future in as_completed(waiting):
-            rows = pl.DataFrame(future.result(), infer_schema_length=None)
-            write(folder / f"{waiting[future]}.parquet", rows.write_parquet)
+    run = _in_pool if workers > 1 else _in_process
+    with closing(run(missing, workers)) as results:
+        for key, rows in results:
+            frame = pl.DataFrame(rows, infer_schema_length=None)
+            write(folder / f"{key}.parquet", frame.write_parquet)
             done += 1
             progress(done, len(cells))
+
+
+def _in_process(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for key, cell in cells.items():
+            yield key, train(cell)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _in_pool(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
+    if not cells:
+        return
+    pool = ProcessPoolExecutor(min(workers, len(cells)), get_context("spawn"), _worker)
+    try:
+        waiting = {pool.submit(train, cell): key for key, cell in cells.items()}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
     except BaseException:
         for process in list(pool._processes.values()):
             process.terminate()

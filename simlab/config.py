@@ -14,7 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from simlab.aggregate import AGGREGATIONS
 from simlab.noise import NOISES, Noise
@@ -49,10 +56,26 @@ def _one_of(name: str, value: str, registry: dict) -> None:
         raise ValueError(f"no {name} {value!r}; there are {', '.join(registry)}")
 
 
+class ConfigError(Exception):
+    """Settings that cannot be; the message is one sentence that names the field."""
+
+
 class Strict(BaseModel):
-    """Immutable, unknown keys are errors."""
+    """Immutable, unknown keys are errors, and an error is a ConfigError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **data):
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise ConfigError("; ".join(_sentence(e) for e in error.errors())) from error
+
+
+def _sentence(error: dict) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{where}: {message} (got {error['input']!r})" if where else message
 
 
 class WorldSpec(Strict):
@@ -72,6 +95,8 @@ class WorldSpec(Strict):
     """Answers per prompt and step (the group)."""
     features: Annotated[int, Field(ge=1, le=4096)] = 24
     """Random features of a state that linear and moe policies see."""
+    feature_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    """Standard deviation of the features; larger means a larger effective learning rate."""
 
     @model_validator(mode="after")
     def _names(self):

@@ -7,7 +7,11 @@ from scipy import stats
 
 
 def mean_interval(x: np.ndarray, level: float = 0.95) -> tuple[float, float, float]:
-    """Mean and Student-t interval of a sample of one value per seed; n >= 2."""
+    """Mean and Student-t interval of a sample of one value per seed; n >= 2.
+
+    At 24 seeds it covers 95 % for Gaussian and symmetric samples and about 90 % when one seed in seven
+    collapses in one arm only; that is one reason why a verdict asks for more than this interval.
+    """
     x = np.asarray(x, dtype=float)
     centre, half = x.mean(), stats.t.ppf((1 + level) / 2, len(x) - 1) * stats.sem(x)
     return float(centre), float(centre - half), float(centre + half)

@@ -35,7 +35,7 @@ def pretrain(spec: WorldSpec, seeds: tuple[int, ...]) -> tuple[World, Tensor, di
         {"states": P * T * M, "features": spec.features, "vocab": V},
     )
     draws = Draws(seeds, INIT)
-    X = draws.normal(size["states"], spec.features)
+    X = spec.feature_scale * draws.normal(size["states"], spec.features)
     starts = [policy.init(rng, **size) for rng in draws.generators]
     w = {name: torch.from_numpy(np.stack([s[name] for s in starts])).float() for name in starts[0]}
     if "z" in w:

@@ -96,15 +96,16 @@ def write_report(
     pictures = []
     for name, draw in FIGURES.items():
         fig = draw(config, rows, table)
-        for suffix, dateless in (("svg", {"Date": None}), ("png", {"Software": None})):
-            save = partial(
-                fig.savefig, format=suffix, dpi=130, metadata=dateless, bbox_inches="tight"
+        files = {suffix: BytesIO() for suffix in ("png", "svg")}
+        for suffix, file in files.items():
+            undated = {"Software": None} if suffix == "png" else {"Date": None}
+            fig.savefig(file, format=suffix, dpi=130, metadata=undated, bbox_inches="tight")
+            write(
+                out / "figures" / f"{name}.{suffix}",
+                partial(Path.write_bytes, data=file.getvalue()),
             )
-            write(out / "figures" / f"{name}.{suffix}", save)
-        png = BytesIO()
-        fig.savefig(png, format="png", dpi=130, metadata={"Software": None}, bbox_inches="tight")
         title, guide = GUIDES[name]
-        picture = base64.b64encode(png.getvalue()).decode()
+        picture = base64.b64encode(files["png"].getvalue()).decode()
         pictures.append({"name": name, "title": title, "guide": guide, "png": picture})
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     page = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True).get_template(
@@ -124,11 +125,13 @@ def write_report(
 
 
 def write(path: Path, save: Callable[[Path], None]) -> None:
-    """Save under a temporary name, then rename: a file is whole or absent."""
+    """Save under a temporary name, then rename: a file is whole or absent. Raises OSError."""
     part = path.with_name(path.name + ".part")
     try:
         save(part)
         os.replace(part, path)
+    except pl.exceptions.PolarsError as error:  # how polars says that a disk is full
+        raise OSError(str(error)) from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -158,6 +161,11 @@ def findings(config: Config, table: pl.DataFrame) -> list[str]:
             f"The placebo spread is {spread:.3f}." if len(placebos) else "There is no placebo arm."
         )
         said.append(f"Lag {lag}: {'; '.join(parts)}. {note}")
+    same = table.filter((pl.col("diff_low") == 0) & (pl.col("diff_high") == 0))
+    said += [
+        f"{r['arm']} at lag {r['lag']} equals {config.reference} to the last bit: its rule never acted."
+        for r in same.filter(pl.col("arm") != config.reference).iter_rows(named=True)
+    ]
     said += [
         _placebo_sentence(config, table),
         _collapse_sentence(table),

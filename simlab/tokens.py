@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# exp(d) is held at exp(D_MAX) beyond this log-ratio: far outside any trust region (r = 5e34), still
-# finite in float32. A token beyond it has no gradient and is counted as `overflow`.
-D_MAX = 80.0
+# exp(d) is held at exp(D_MAX) = 2.5e30 beyond this log-ratio: far outside any trust region, and a sum
+# of 1e8 such tokens is finite in float32. Tokens beyond have no gradient and are counted as `overflow`.
+D_MAX = 70.0
 
 OPTIONAL = {
     "logp_prox": "the proximal log-prob (trainer before the step)",
@@ -60,7 +60,8 @@ class TokenBatch:
         if self.response.dtype != torch.int64:
             raise ValueError(f"TokenBatch.response must be int64, got {self.response.dtype}")
         if self.n_responses is None:
-            top = int(self.response.max()) + 1 if self.response.numel() else 0
+            used = torch.where(self.mask, self.response, 0)
+            top = int(used.max()) + 1 if used.numel() else 0
             object.__setattr__(self, "n_responses", max(top, 1))
 
     def need(self, name: str, method: str) -> Tensor:
@@ -106,7 +107,9 @@ class Surrogate(NamedTuple):
     """What a stabilizer returns; the loss is minus the aggregate of S."""
 
     S: Tensor  # [..., N] per-token surrogate, to be maximised; 0 where masked
-    active: Tensor  # [..., N] bool, tokens whose log-prob receives a gradient from the sum of S
+    # [..., N] bool, tokens whose log-prob receives a gradient from the sum of S; exact but for
+    # rounding (r underflows below d = -103 in float32; shared advantages that cancel to 1e-8)
+    active: Tensor
     diagnostics: dict[str, Diagnostic]
 
 

@@ -1,6 +1,6 @@
 """The engine holds its weights (or logits) on a coarser grid: bf16, or fp8-e4m3 scaled per tensor.
 
-Relative spacing 2^-8 (bf16) and 2^-4 (e4m3): a rounded number moves by at most half of it.
+A rounded number moves by at most 2^-8 (bf16) or 2^-4 (e4m3, above its subnormals) of itself.
 No randomness: the same weights always give the same engine.
 """
 

@@ -10,10 +10,14 @@ Accepted files: .parquet or .jsonl, one row per response, list columns `rollout_
 `trainer_logprobs`, `loss_mask` (optional, else all tokens). `trainer_logprobs_before`, the scores at
 the rollout's weights, is preferred to `trainer_logprobs`; without it the file must not say that the
 trainer is at another version, because policy lag would then be replayed as noise.
+
+Measured on a 135M-parameter model (SGLang bf16 against fp32): sd of e is .062 to .07 from p = .01 to
+.7 and .09 above .9, where |d| itself falls twentyfold. That is iid logit noise, and why e is used.
 """
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,59 +37,58 @@ def read_pairs(path: str) -> tuple[np.ndarray, np.ndarray]:
     Raises ValueError in one sentence naming file, column and row.
     """
     file = Path(path)
-    reader = {".parquet": pl.read_parquet, ".jsonl": pl.read_ndjson}.get(file.suffix)
-    if reader is None:
-        raise ValueError(f"{file}: a log must be a .parquet or a .jsonl file")
-    try:
-        table = reader(file)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ValueError(f"{file}: cannot be read ({first})") from error
+    rows = _read_rows(file)
     before = "trainer_logprobs_before"
-    score = before if before in table.columns else "trainer_logprobs"
-    for column in (score, "rollout_logprobs"):
-        if column not in table.columns:
-            raise ValueError(
-                f"{file}: column {column} is missing; it has {', '.join(table.columns)}"
-            )
-    _refuse_lag(file, table, score)
-    pairs = []
-    for row, record in enumerate(table.iter_rows(named=True)):
-        columns = [record[score], record["rollout_logprobs"]]
-        columns.append(record.get("loss_mask") or [1] * len(columns[0] or []))
-        if len({len(c) if isinstance(c, list) else -1 for c in columns}) != 1:
-            sizes = [len(c) if isinstance(c, list) else "none" for c in columns]
-            raise ValueError(
-                f"{file}: row {row} has {sizes[0]} {score}, {sizes[1]} rollout_logprobs and "
-                f"{sizes[2]} loss_mask entries"
-            )
-        p, m, mask = (np.array(c, dtype=np.float64) for c in columns)
-        for name, x in ((score, p), ("rollout_logprobs", m)):
-            bad = (mask > 0) & (~np.isfinite(x) | (x > 0))
-            if bad.any():
-                at = int(bad.argmax())
-                raise ValueError(f"{file}: row {row}, {name}[{at}] is {x[at]}, not a log-prob")
-        pairs.append((p[mask > 0], m[mask > 0]))
-    trainer, rollout = (
-        np.concatenate(x) if pairs else np.zeros(0) for x in zip(*pairs, strict=True)
-    )
+    score = before if rows and before in rows[0] else "trainer_logprobs"
+    pairs = [_read_row(f"{file}: row {i}", row, score) for i, row in enumerate(rows)]
+    trainer, rollout = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
     if len(trainer) < BINS:
         raise ValueError(f"{file}: {len(trainer)} unmasked tokens, at least {BINS} are needed")
     return trainer, rollout
 
 
-def _refuse_lag(file: Path, table: pl.DataFrame, score: str) -> None:
-    """Raises ValueError when the scores were taken at other weights than the rollout's."""
-    if score == "trainer_logprobs" and {"trainer_version", "weight_versions"} <= set(table.columns):
-        sampled = table["weight_versions"].list.max()
-        stale = (sampled != table["trainer_version"]).arg_true()
-        if len(stale):
-            row = int(stale[0])
-            raise ValueError(
-                f"{file}: row {row} was sampled at version {sampled[row]} and scored at version "
-                f"{table['trainer_version'][row]}; that gap holds policy lag, so the column "
-                "trainer_logprobs_before (scores at the rollout's weights) is needed"
-            )
+def _read_rows(file: Path) -> list[dict]:
+    try:
+        if file.suffix == ".parquet":
+            return pl.read_parquet(file).to_dicts()
+        if file.suffix == ".jsonl":
+            return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(f"{file}: cannot be read ({first})") from error
+    raise ValueError(f"{file}: a log must be a .parquet or a .jsonl file")
+
+
+def _read_row(where: str, row: dict, score: str) -> np.ndarray:
+    """[trainer, rollout] of the unmasked tokens of one response."""
+    columns = {}
+    for name in (score, "rollout_logprobs"):
+        if not isinstance(row.get(name), list):
+            raise ValueError(f"{where}: column {name} is missing; it has {', '.join(row)}")
+        columns[name] = row[name]
+    mask = row.get("loss_mask")
+    columns["loss_mask"] = [1] * len(row[score]) if mask is None else mask
+    lengths = [len(x) for x in columns.values()]
+    if len(set(lengths)) > 1:
+        sizes = ", ".join(f"{n} {name}" for n, name in zip(lengths, columns, strict=True))
+        raise ValueError(f"{where} has {sizes} entries")
+    sampled, scored = row.get("weight_versions"), row.get("trainer_version")
+    if score == "trainer_logprobs" and sampled and scored is not None and max(sampled) != scored:
+        raise ValueError(
+            f"{where} was sampled at version {max(sampled)} and scored at version {scored}; that gap "
+            "holds policy lag, so trainer_logprobs_before (scores at the rollout's weights) is needed"
+        )
+    active = np.array(columns.pop("loss_mask"), dtype=float)
+    if not np.isin(active, (0, 1)).all():
+        raise ValueError(f"{where}: loss_mask must hold 0 and 1 only")
+    active = active > 0
+    out = np.array([[np.nan if v is None else v for v in x] for x in columns.values()], dtype=float)
+    for name, x in zip(columns, out, strict=True):
+        bad = active & (~np.isfinite(x) | (x > 0))
+        if bad.any():
+            at = int(bad.argmax())
+            raise ValueError(f"{where}, {name}[{at}] is {x[at]}, not a log-prob")
+    return out[:, active]
 
 
 def logit(logp: np.ndarray) -> np.ndarray:

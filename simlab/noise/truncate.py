@@ -16,7 +16,7 @@ def logits(z: Tensor, draws: Draws, *, top_k: int = 0, top_p: float = 1.0) -> Te
     """-inf outside the nucleus; 0 and 1 keep everything. Raises ValueError for other ranges."""
     if top_k < 0 or not 0 < top_p <= 1:
         raise ValueError(f"truncate: needs top_k >= 0 and 0 < top_p <= 1, got {top_k}, {top_p}")
-    order = z.argsort(-1, descending=True, stable=True)
+    order = z.argsort(dim=-1, descending=True, stable=True)
     p = torch.softmax(z, -1).gather(-1, order)
     place = torch.arange(z.shape[-1])
     keep = (p.cumsum(-1) - p < top_p) & (place < (top_k or z.shape[-1]))

@@ -61,8 +61,11 @@ def bind(name: str, **arguments) -> Stabilizer:
     split, unknown = {}, set(arguments)
     for part in ("surrogate", "whole_batch"):
         if function := getattr(module, part, None):
-            own = set(_settable(function))
-            unknown -= own
+            own = _settable(function)
+            unknown -= own.keys()
+            for key in own.keys() & arguments.keys():
+                if not _fits(arguments[key], own[key]):
+                    raise ValueError(f"{name}: {key} must be {own[key]}, got {arguments[key]!r}")
             split[part] = partial(function, **{k: v for k, v in arguments.items() if k in own})
     if unknown:
         known = sorted({a for f in split.values() for a in _settable(f.func)})
@@ -71,21 +74,29 @@ def bind(name: str, **arguments) -> Stabilizer:
             f"it takes {', '.join(known) or 'none'}"
         )
     bound = Stabilizer(name, split["surrogate"], split.get("whole_batch"))
-    try:
-        bound(_empty())  # the modules check their own values
-    except TypeError as error:
-        raise ValueError(f"{name}: an argument has the wrong type ({error})") from error
+    bound(_empty())  # the modules check their own values
     return bound
 
 
-def _settable(function) -> list[str]:
-    """Keyword-only parameters with a default, except the reducer."""
+KINDS = {"float": (int, float), "str": str, "bool": bool, "None": type(None)}
+
+
+def _fits(value, annotation: str) -> bool:
+    """Whether a value is one of the types that an annotation like "float | None" names."""
+    return any(
+        isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
+        for kind in annotation.split(" | ")
+    )
+
+
+def _settable(function) -> dict[str, str]:
+    """Annotations of keyword-only parameters with a default, except the reducer."""
     parameters = inspect.signature(function).parameters.values()
-    return [
-        p.name
+    return {
+        p.name: p.annotation
         for p in parameters
         if p.kind == p.KEYWORD_ONLY and p.default is not p.empty and p.name != "reduce"
-    ]
+    }
 
 
 def _empty() -> TokenBatch:

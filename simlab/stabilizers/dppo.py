@@ -36,7 +36,7 @@ def surrogate(
         raise ValueError(f"dppo: divergence must be tv or kl, got {divergence!r}")
     low = DELTA[divergence] if delta_low is None else delta_low
     high = DELTA[divergence] if delta_high is None else delta_high
-    if low < 0 or high < 0:
+    if not (low >= 0 and high >= 0):
         raise ValueError(f"dppo: delta_low and delta_high must be at least 0, got {low}, {high}")
     if not cap > 0:
         raise ValueError(f"dppo: cap must be above 0, got {cap}")

@@ -35,8 +35,8 @@ def surrogate(
 ) -> Surrogate:
     """Needs `logp_prox`. Both ends of the band are inclusive and tested on the log-ratio."""
     check_radii("icepop", eps_low, eps_high)
-    if not 0 < low <= high:
-        raise ValueError(f"icepop: the band needs 0 < low <= high, got {low}, {high}")
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"icepop: the band needs 0 < low <= high < inf, got {low}, {high}")
     if band not in ("mismatch", "total"):
         raise ValueError(f"icepop: band must be mismatch or total, got {band!r}")
     prox = b.need("logp_prox", "icepop").detach()

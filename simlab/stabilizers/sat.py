@@ -48,6 +48,8 @@ def whole_batch(
     reduce: Reduce | None = None,
 ) -> dict[str, Tensor]:
     """{"q": `[...]`} of (14), exact over micro-batches and, through `reduce`, over ranks."""
+    if not 0 < alpha <= 1:
+        raise ValueError(f"sat: alpha must lie in (0, 1], got {alpha}")
     shards = [(score(b, level), b.mask) for b in batches]
     return {"q": abs_quantile(shards, alpha, reduce)}
 

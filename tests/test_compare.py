@@ -1,0 +1,284 @@
+"""The main command: run folder, resume, byte-identical reruns, and one sentence for every mistake."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import simlab.compare
+from simlab.__main__ import main, parse_compare
+from simlab.config import Config
+
+LOG = Path(__file__).parent / "data" / "smollm2_lag8.jsonl"
+TINY = [
+    "--prompts",
+    "2",
+    "--horizon",
+    "4",
+    "--vocab",
+    "4",
+    "--answers",
+    "4",
+    "--steps",
+    "8",
+    "--log-every",
+    "2",
+    "--seeds",
+    "3",
+    "--lags",
+    "1",
+    "2",
+]
+ARMS = ["--methods", "ppo", "sat", "placebo-draws=ppo@1", "--noise", "gaussian:scale=0.05"]
+
+
+def run(out, *words, workers=1):
+    main(["compare", *TINY, *ARMS, "--out", str(out), "--workers", str(workers), *words])
+
+
+def contents(folder):
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished run in one process."""
+    out = tmp_path_factory.mktemp("run") / "one"
+    run(out)
+    return out
+
+
+def test_run_folder(folder):
+    """Every promised file is there; rows carry config, commit, seed and version."""
+    assert {p.name for p in folder.iterdir()} == {
+        "config.toml", "results.parquet", "summary.csv", "report.html", "figures", "cells"
+    }  # fmt: skip
+    rows = pl.read_parquet(folder / "results.parquet")
+    assert {"experiment", "version", "commit", "config", "arm", "lag", "seed", "step"} <= set(
+        rows.columns
+    )
+    assert len(rows) == 3 * 2 * 3 * 5  # arms, lags, seeds, logged steps 0 2 4 6 8
+    assert rows["experiment"].unique().to_list() == ["e1-v1"]
+    pictures = {p.name for p in (folder / "figures").iterdir()}
+    assert {"learning_curves.png", "bound.svg", "collapse.png", "clip_share.svg"} <= pictures
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == len(pictures) / 2
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert Config(
+        **{
+            k: v
+            for k, v in tomllib.loads((folder / "config.toml").read_text()).items()
+            if k != "experiment"
+        }
+    )
+
+
+def test_rerun_with_two_workers_is_byte_identical(folder, tmp_path):
+    """Neither the number of processes nor a second run changes a byte of any file."""
+    run(tmp_path / "two", workers=2)
+    assert contents(tmp_path / "two") == contents(folder)
+    before = contents(folder)
+    run(folder)
+    assert contents(folder) == before
+
+
+def test_stopped_run_resumes(folder, tmp_path, monkeypatch):
+    """Interrupted after two cells, a run keeps them, trains only the rest, and ends the same."""
+    trained = []
+    real = simlab.compare.train
+
+    def train(cell):
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(cell)
+        return real(cell)
+
+    monkeypatch.setattr(simlab.compare, "train", train)
+    options = parse_compare([*TINY, *ARMS])
+    with pytest.raises(KeyboardInterrupt):
+        simlab.compare.compare(options.settings, "e1", tmp_path / "run", workers=1)
+    assert len(list((tmp_path / "run" / "cells").iterdir())) == 2
+    assert not (tmp_path / "run" / "results.parquet").exists()
+    again = []
+    monkeypatch.setattr(simlab.compare, "train", lambda cell: again.append(cell) or real(cell))
+    run(tmp_path / "run")
+    assert len(again) == 4
+    assert not set(map(repr, again)) & set(map(repr, trained))
+    assert contents(tmp_path / "run") == contents(folder)
+
+
+def test_control_c_in_a_real_process(tmp_path):
+    """SIGINT, with a dead display and a GUI backend in the environment: exit 130, cells are kept."""
+    words = [
+        sys.executable,
+        "-m",
+        "simlab",
+        "compare",
+        *TINY,
+        *ARMS,
+        "--steps",
+        "4000",
+        "--out",
+        str(tmp_path / "x"),
+    ]
+    env = os.environ | {"MPLBACKEND": "TkAgg", "DISPLAY": "localhost:64.0"}
+    process = subprocess.Popen(
+        [*words, "--workers", "2"], env=env, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("x/cells/*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "the same command resumes" in err
+    assert "Traceback" not in err
+    kept = list(tmp_path.glob("x/cells/*"))
+    assert kept
+    assert all(p.suffix == ".parquet" for p in kept)
+
+
+def test_a_folder_grows_but_is_not_overwritten(folder, tmp_path, capsys):
+    """More lags, seeds or methods reuse the cells; another learning rate is refused."""
+    out = tmp_path / "grown"
+    run(out)
+    run(out, "--lags", "1", "2", "3")
+    assert pl.read_parquet(out / "results.parquet")["lag"].unique().sort().to_list() == [1, 2, 3]
+    before = contents(out)
+    with pytest.raises(SystemExit) as stop:
+        run(out, "--lr", "0.1")
+    assert stop.value.code == 2
+    assert "holds a run with another training" in capsys.readouterr().err
+    assert contents(out) == before
+
+
+def test_replayed_noise_from_the_real_log(tmp_path):
+    """--noise-from runs, replaces --noise, and shows as implementation part of d."""
+    run(tmp_path / "r", "--noise-from", str(LOG))
+    rows = pl.read_parquet(tmp_path / "r" / "results.parquet")
+    assert rows["d_impl"].mean() > 0.005
+
+
+def test_precedence(tmp_path):
+    """Options over the TOML file over --quick over the experiment."""
+    file = tmp_path / "my.toml"
+    file.write_text('seeds = 5\nlags = [3]\n[training]\nlr = 0.5\n[world]\ntask = "needle"\n')
+    chosen = parse_compare(["--experiment", "e2", "--quick", "--config", str(file), "--lags", "4"])
+    settings = chosen.settings
+    assert settings.lags == (4,)
+    assert settings.seeds == 5
+    assert settings.training.lr == 0.5
+    assert settings.training.steps == 100
+    assert settings.training.optimizer == "adam"
+    assert settings.world.task == "needle"
+
+
+def bad_file(text):
+    def make(tmp_path):
+        path = tmp_path / "bad.toml"
+        path.write_text(text)
+        return ["--config", str(path)]
+
+    return make
+
+
+def bad_log(text, name="bad.jsonl"):
+    def make(tmp_path):
+        path = tmp_path / name
+        path.write_text(text)
+        return ["--noise-from", str(path)]
+
+    return make
+
+
+MISTAKES = [
+    (["--learning-rate", "1"], "Unrecognized"),
+    (["--lags", "two"], "--lags"),
+    (["--lr", "-1"], "lr: Input should be greater than or equal to 0"),
+    (["--lr", "nan"], "lr: Input should be a finite number"),
+    (["--lags", "-1"], "lags"),
+    (["--seeds", "1"], "seeds: Input should be greater than or equal to 2"),
+    (["--steps", "0"], "steps"),
+    (["--optimizer", "lion"], "--optimizer"),
+    (["--experiment", "e9"], "e9"),
+    (["--task", "helth"], "no task 'helth'; there are health"),
+    (["--task", "tree", "--vocab", "8", "--horizon", "10"], "8**10 is more than 4096"),
+    (
+        ["--policy", "tabular", "--noise", "router"],
+        "noise router needs a policy with a router (moe), not tabular",
+    ),
+    (["--methods", "ppo", "satt"], "no stabilizer 'satt'; there are dppo"),
+    (["--methods", "ppo", "sat:alfa=0.9"], "sat has no argument alfa; it takes alpha"),
+    (["--methods", "ppo", "sat:alpha=2"], "alpha must lie in (0, 1], got 2"),
+    (["--methods", "ppo", "ppo:dual_clip=1"], "dual_clip must be above 1"),
+    (["--methods", "ppo", "ppo"], "an entry is given twice"),
+    (["--methods", "ppo", "a=sat", "a=gspo"], "two methods have the same label"),
+    (["--methods", "sat"], "reference 'ppo' is not among sat"),
+    (["--methods"], "at least one is needed"),
+    (["--noise", "temperature:tau=0"], "temperature: tau must be above 0"),
+    (["--noise", "gaussian:scale"], "'scale' is not argument=value"),
+    (["--noise-from", "absent.parquet"], "absent.parquet: cannot be read"),
+    (["--config", "absent.toml"], "absent.toml: cannot be read as TOML"),
+    (bad_file("seeds = = 3"), "cannot be read as TOML"),
+    (bad_file("seedz = 3"), "seedz: Extra inputs are not permitted"),
+    (bad_file("[training]\nlearning_rate = 3"), "learning_rate: Extra inputs"),
+    (bad_log('{"trainer_logprobs": [-1.0]}\n'), "row 0: column rollout_logprobs is missing"),
+    (
+        bad_log('{"trainer_logprobs": [NaN], "rollout_logprobs": [-1]}\n'),
+        "row 0, trainer_logprobs[0] is nan",
+    ),
+    (bad_log("not a log", "bad.parquet"), "bad.parquet: cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), MISTAKES, ids=[says for _, says in MISTAKES])
+def test_a_mistake_is_one_sentence_and_writes_nothing(words, says, tmp_path, capsys):
+    """Exit code 2, the field or file is named, no traceback, no folder."""
+    words = words(tmp_path) if callable(words) else words
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", "--out", str(tmp_path / "out"), *words])
+    err = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert stop.value.code == 2
+    assert says in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_command(capsys):
+    """A command that does not exist."""
+    with pytest.raises(SystemExit) as stop:
+        main(["compair"])
+    assert stop.value.code == 2
+    assert "no command 'compair'; there are compare" in capsys.readouterr().err
+
+
+def test_unwritable_folder(tmp_path, capsys):
+    """A run folder below a plain file: one sentence, exit 2."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "file" / "x")
+    assert stop.value.code == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_full_disk(tmp_path, monkeypatch, capsys):
+    """A disk that fills up while a cell is written: one sentence, no half-written file."""
+
+    def full(self, path):
+        Path(path).write_bytes(b"half")
+        self.write_csv("/dev/full")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "full")
+    assert stop.value.code == 2
+    assert "cannot be written (No space left on device" in capsys.readouterr().err
+    assert list((tmp_path / "full" / "cells").iterdir()) == []

@@ -1,0 +1,61 @@
+"""Coverage of the intervals by simulation, on the shapes that differences of final J really have."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from simlab.intervals import mean_interval, share_interval
+
+TRIALS = 2000
+
+
+def shapes(rng, n):
+    """Paired differences: Gaussian; skewed; a seventh of the seeds collapsed in one arm; in both."""
+    calm = 0.02 * rng.standard_normal(n)
+    return {
+        "gaussian": (0.01 + calm, 0.01),
+        "skewed": (0.05 * rng.exponential(size=n), 0.05),
+        "one arm collapses": (calm - 0.6 * (rng.random(n) < 1 / 7), -0.6 / 7),
+        "both collapse": (calm + 0.6 * ((rng.random(n) < 0.3) * 1.0 - (rng.random(n) < 0.3)), 0.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "least"),
+    [("gaussian", 0.935), ("skewed", 0.90), ("one arm collapses", 0.87), ("both collapse", 0.935)],
+)
+def test_t_interval_covers(shape, least):
+    """At 24 seeds a 95 % interval covers the truth about as often as it says; collapse costs some."""
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(TRIALS):
+        sample, truth = shapes(rng, 24)[shape]
+        _, low, high = mean_interval(sample)
+        hits += low <= truth <= high
+    assert least <= hits / TRIALS <= 0.985
+
+
+@pytest.mark.parametrize("p", [0.02, 0.14, 0.5])
+def test_binomial_interval_covers_at_least_its_level(p):
+    """Clopper-Pearson never undercovers: summed over every outcome, exactly."""
+    n = 24
+    inside = [
+        stats.binom.pmf(k, n, p)
+        for k in range(n + 1)
+        if share_interval(k, n)[1] <= p <= share_interval(k, n)[2]
+    ]
+    assert sum(inside) >= 0.95
+
+
+def test_hand_numbers():
+    """Case C088's arms, a t interval by hand, and 0 of 24."""
+    centre, low, high = mean_interval(np.array([0.30, 0.35, 0.39]))
+    half = stats.t.ppf(0.975, 2) * 0.0450925 / np.sqrt(3)
+    assert (centre, low, high) == pytest.approx(
+        (0.3466667, 0.3466667 - half, 0.3466667 + half), abs=1e-6
+    )
+    share, low, high = share_interval(0, 24)
+    assert (share, low) == (0, 0)
+    assert high == pytest.approx(1 - 0.025 ** (1 / 24))
+    flat = mean_interval(np.array([0.5, 0.5, 0.5]))
+    assert flat == (0.5, 0.5, 0.5)

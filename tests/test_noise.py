@@ -1,0 +1,239 @@
+"""Declared size and shape of every noise model, measured on tables; the real log as input of replay."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from simlab.draws import Draws
+from simlab.noise import NOISES, Noise, behaviour, grid
+from simlab.noise.replay import logit, read_pairs
+from simlab.policies import moe, tabular
+
+LOG = Path(__file__).parent / "data" / "smollm2_lag8.jsonl"
+SHAPE = (10, 20, 5, 8)  # 1,000 states
+
+
+def tables(noise: Noise, seed=0, peak=1.5):
+    """log pi and log mu `[1, P, T, M, V]` in float64 of a random tabular policy."""
+    draws = Draws([seed], 1)
+    z = peak * draws.normal(1000, 8)
+    mu = behaviour(tabular, {"z": z}, None, SHAPE, (noise,), Draws([seed], 2))
+    return torch.log_softmax(z.double(), -1).view(1, *SHAPE), mu.double()
+
+
+def second_moment(logp, logp_mu):
+    """E_mu (log pi - log mu)^2, averaged over states."""
+    return (logp_mu.exp() * (logp - logp_mu) ** 2).sum(-1).mean().item()
+
+
+@pytest.mark.parametrize(
+    ("noise", "variance"),
+    [
+        (Noise("gaussian", {"scale": 0.02}), 0.02**2),
+        (Noise("gaussian", {"scale": 0.05}), 0.05**2),
+        (Noise("student_t", {"scale": 0.02, "df": 8.0}), 0.02**2 * 8 / 6),
+    ],
+)
+def test_logit_noise_has_its_declared_size(noise, variance):
+    """E d^2 = variance of a logit times (1 - sum p^2), to first order."""
+    logp, logp_mu = tables(noise)
+    declared = variance * (1 - logp.exp().pow(2).sum(-1)).mean().item()
+    assert second_moment(logp, logp_mu) == pytest.approx(declared, rel=0.08)
+
+
+def kurtosis(x):
+    x = x - x.mean()
+    return ((x**4).mean() / (x**2).mean() ** 2).item()
+
+
+def test_tails_are_ordered():
+    """Student-t logits have heavier tails than Gaussian ones; router flips heavier still."""
+    gaussian, t = (
+        kurtosis((lambda p, m: p - m)(*tables(Noise(n)))) for n in ("gaussian", "student_t")
+    )
+    draws = Draws([0], 1)
+    w = {
+        k: torch.from_numpy(v).float().unsqueeze(0)
+        for k, v in moe.init(draws.generators[0], states=1000, features=24, vocab=8).items()
+    }
+    X = draws.normal(1000, 24)
+    logp = torch.log_softmax(moe.logits(w, X), -1).view(1, *SHAPE)
+    flipped = kurtosis(logp - behaviour(moe, w, X, SHAPE, (Noise("router"),), Draws([0], 2)))
+    assert gaussian < 6 < t
+    assert flipped > 30
+
+
+@pytest.mark.parametrize(("dtype", "step"), [("bf16", 2**-8), ("fp8", 2**-4)])
+def test_grid_moves_a_number_by_its_declared_step(dtype, step):
+    """Relative rounding error: never above the declared step, and it comes close."""
+    x = Draws([0], 3).normal(100_000)
+    x = torch.where(x.abs() < 0.1, 1.0, x)  # stay above the subnormals of e4m3
+    error = ((grid.cast(x, dtype) - x) / x).abs().max().item()
+    assert 0.8 * step < error <= step * (1 + 1e-6)
+
+
+def test_one_sided_precision_is_worse_than_both_low():
+    """Case C018: bf16 gives 10.03 -> 10.0, so a gap of .03 appears only when one side rounds."""
+    x = torch.tensor([[10.03]])
+    low = grid.cast(x, "bf16")
+    assert (low - low).abs().item() == 0
+    assert (x - low).item() == pytest.approx(0.03, abs=1e-5)
+
+
+def test_grid_rounds_weights_or_logits_and_is_deterministic():
+    """`on` picks the stage; the same weights give the same engine."""
+    weights, logits = tables(Noise("grid")), tables(Noise("grid", {"on": "logits"}))
+    again = tables(Noise("grid"), seed=0)
+    assert torch.equal(weights[1], again[1])
+    assert (weights[0] - logits[1]).abs().max() > 0
+    w = {"z": torch.tensor([[[1.001, 0.0]]])}
+    assert torch.equal(Noise("grid", {"on": "logits"}).at("weights", w, None)["z"], w["z"])
+
+
+def test_temperature_is_a_power():
+    """mu is proportional to pi ** (1 / tau)."""
+    logp, logp_mu = tables(Noise("temperature", {"tau": 2.0}))
+    assert torch.allclose(logp_mu, torch.log_softmax(logp / 2, -1), atol=1e-6)
+
+
+def test_truncation_multiplies_every_ratio_by_the_kept_mass():
+    """Case C009: p = .5, .3, .2 and a nucleus of two keep S = .8; every ratio is .8."""
+    z = torch.tensor([0.5, 0.3, 0.2]).log().view(1, 1, 1, 1, 3)
+    for arguments in ({"top_p": 0.75}, {"top_k": 2}):
+        kept = torch.log_softmax(Noise("truncate", arguments).at("logits", z, None), -1)
+        r = (z - kept)[..., :2].exp()
+        assert torch.allclose(r, torch.full_like(r, 0.8))
+        assert kept[..., 2].item() == -torch.inf
+    whole = Noise("truncate").at("logits", z, None)
+    assert torch.equal(whole, z)
+
+
+def test_shift_answers_with_the_neighbour():
+    """mu at position t is pi at position t - 1."""
+    logp, logp_mu = tables(Noise("shift"))
+    assert torch.allclose(logp_mu[:, :, 1:], logp[:, :, :-1], atol=1e-6)
+
+
+def test_replay_keeps_spread_and_tail_of_the_log():
+    """Log-odds gaps of sampled tokens have the log's standard deviation and 99 % quantile."""
+    trainer, rollout = read_pairs(str(LOG))
+    e = logit(trainer) - logit(rollout)
+    logp, logp_mu = tables(Noise("replay", {"path": str(LOG)}))
+    weight = logp_mu.exp().flatten()
+    found = (logit(logp.numpy()) - logit(logp_mu.numpy())).ravel()
+    spread = np.sqrt((weight.numpy() * found**2).sum() / weight.sum().item())
+    assert spread == pytest.approx(e.std(), rel=0.15)
+    pick = (
+        Draws([0], 4)
+        .generators[0]
+        .choice(len(found), 20_000, p=weight.numpy() / weight.sum().item())
+    )
+    assert np.quantile(abs(found[pick]), 0.99) == pytest.approx(np.quantile(abs(e), 0.99), rel=0.25)
+
+
+def test_replay_prefers_scores_at_the_rollouts_weights():
+    """The log was trained on for 8 steps; the replayed noise is the implementation part alone."""
+    rows = [json.loads(line) for line in LOG.read_text().splitlines()]
+    before = np.concatenate([r["trainer_logprobs_before"] for r in rows])
+    assert np.array_equal(read_pairs(str(LOG))[0], before)
+
+
+def edited(tmp_path, change):
+    rows = [json.loads(line) for line in LOG.read_text().splitlines()]
+    change(rows)
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(path)
+
+
+def drop(name):
+    return lambda rows: [r.pop(name) for r in rows]
+
+
+def put(row, name, index, value):
+    return lambda rows: rows[row][name].__setitem__(index, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (drop("rollout_logprobs"), "column rollout_logprobs is missing"),
+        (drop("trainer_logprobs_before"), "row 0 was sampled at version 0 and scored at version 8"),
+        (put(3, "rollout_logprobs", 2, float("nan")), r"row 3, rollout_logprobs\[2\] is nan"),
+        (put(1, "trainer_logprobs_before", 0, 0.5), r"row 1, trainer_logprobs_before\[0\] is 0.5"),
+        (
+            lambda rows: rows[2]["rollout_logprobs"].append(-1.0),
+            "row 2 has 9 trainer_logprobs_before, 10 rollout_logprobs",
+        ),
+        (put(4, "loss_mask", 1, 0.5), "row 4: loss_mask must hold 0 and 1 only"),
+        (lambda rows: rows.clear(), "0 unmasked tokens"),
+        (
+            lambda rows: rows.__delitem__(slice(1, None)) or rows[0].update(loss_mask=[0] * 48),
+            "0 unmasked",
+        ),
+    ],
+)
+def test_a_bad_log_is_one_sentence_with_file_and_row(tmp_path, change, says):
+    """ValueError that names the file and what is wrong with which row."""
+    path = edited(tmp_path, change)
+    with pytest.raises(ValueError, match=says) as caught:
+        read_pairs(path)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_integers_and_booleans_are_numbers_and_masks(tmp_path):
+    """Case C101: log-probs written as integers and masks as 0/1, 0.0/1.0 or true/false are read."""
+
+    def change(rows):
+        rows[0]["rollout_logprobs"] = [-int(i % 3) for i in range(48)]
+        rows[1]["loss_mask"] = [True] * len(rows[1]["loss_mask"])
+        rows[2]["loss_mask"] = [1.0] * len(rows[2]["loss_mask"])
+
+    assert read_pairs(edited(tmp_path, change))[1][:3].tolist() == [0.0, -1.0, -2.0]
+
+
+def test_masked_nan_in_a_log_is_not_read(tmp_path):
+    """A non-finite number under loss_mask = 0 is ordinary."""
+
+    def change(rows):
+        rows[0]["rollout_logprobs"][5] = float("nan")
+        rows[0]["loss_mask"][5] = 0
+
+    assert np.isfinite(read_pairs(edited(tmp_path, change))[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("gausian", {}, "no noise 'gausian'; there are gaussian"),
+        ("gaussian", {"sigma": 1}, "noise gaussian: .*'sigma'"),
+        ("temperature", {"tau": 0}, "tau must be above 0"),
+        ("temperature", {"tau": -1}, "tau must be above 0"),
+        ("temperature", {"tau": float("nan")}, "tau must be above 0"),
+        ("truncate", {"top_p": 0}, "0 < top_p <= 1"),
+        ("grid", {"dtype": "int8"}, "dtype must be bf16 or fp8"),
+        ("grid", {"on": "keys"}, "on must be weights or logits"),
+        ("student_t", {"df": 0}, "df must be above 0"),
+        ("replay", {}, "path"),
+        ("replay", {"path": "no/such.parquet"}, "no/such.parquet: cannot be read"),
+        ("replay", {"path": "log.csv"}, "must be a .parquet or a .jsonl"),
+    ],
+)
+def test_impossible_noise_is_one_sentence(name, arguments, says):
+    """Unknown names, arguments and values are caught when the noise is named (case C017)."""
+    with pytest.raises(ValueError, match=says):
+        Noise(name, arguments)
+
+
+def test_same_seed_same_field_and_lanes_do_not_depend_on_each_other():
+    """A field is a function of seed and moment; another lane in the program changes nothing."""
+    for name in NOISES:
+        noise = Noise(name, {"path": str(LOG)} if name == "replay" else {})
+        z = Draws([5], 1).normal(*SHAPE)
+        alone = noise.at("logits", z, Draws([5], 2))
+        pair = noise.at("logits", z.expand(2, *SHAPE), Draws([5, 6], 2))
+        assert torch.equal(alone[0], pair[0]), name

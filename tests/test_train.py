@@ -1,0 +1,124 @@
+"""The batched loop against a plain one-seed loop, lanes, lag and the null run."""
+
+import numpy as np
+import pytest
+import torch
+
+from simlab.config import Config, Training, WorldSpec
+from simlab.lag import regime
+from simlab.train import train
+
+SMALL = WorldSpec(prompts=3, horizon=5, vocab=4, answers=4)
+QUIET = ("gaussian:scale=0.05",)
+
+
+def cells(**settings):
+    base = {
+        "world": SMALL,
+        "training": Training(steps=12, log_every=4),
+        "seeds": 3,
+        "lags": (2,),
+        "noise": QUIET,
+    }
+    return Config(**(base | settings)).cells()
+
+
+def by_seed(rows, seed):
+    return [row for row in rows if row["seed"] == seed]
+
+
+@pytest.mark.parametrize("policy", ["tabular", "linear", "moe"])
+@pytest.mark.parametrize("method", ["ppo", "sat", "gspo"])
+def test_a_lane_does_not_depend_on_its_neighbours(policy, method):
+    """Seed 1 alone and seed 1 among three give the same rows (float32 matmul aside)."""
+    world = SMALL.model_copy(update={"policy": policy})
+    (three,) = cells(methods=(method, "ppo@1"), reference=method, world=world)[:1]
+    alone = by_seed(train(three.__class__(**{**vars(three), "seeds": (1,)})), 1)
+    for row, other in zip(by_seed(train(three), 1), alone, strict=True):
+        for name in ("J", "loss", "S", "cut", "d_bar", "reward"):
+            assert row[name] == pytest.approx(other[name], abs=2e-4), name
+
+
+def test_rerun_is_identical():
+    """The same cell twice, to the last bit."""
+    (cell,) = cells(methods=("sat",), reference="sat")
+    assert train(cell) == train(cell)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3, 5])
+@pytest.mark.parametrize("in_flight", [0, 1])
+def test_measured_age_is_the_declared_one(lag, in_flight):
+    """Ages logged from the version of each token reach largest_age and never pass it."""
+    how = Training(steps=24, log_every=1, in_flight=in_flight)
+    (cell,) = cells(methods=("ppo",), lags=(lag,), training=how)
+    ages = [row["age"] for row in train(cell)]
+    assert max(ages) == regime(lag, in_flight).largest_age
+
+
+def test_the_version_of_a_token_is_the_weights_that_sampled_it():
+    """At lag 0 the policy part of d is exactly 0; at a lag it grows with age; noise stays apart."""
+    how = Training(steps=8, log_every=1)
+    rows = train(cells(methods=("ppo",), lags=(0,), training=how)[0])
+    assert all(row["d_policy"] == 0 for row in rows)
+    assert all(row["d_impl"] > 0 for row in rows)
+    rows = train(cells(methods=("ppo",), lags=(4,), noise=(), training=how)[0])
+    assert all(row["d_impl"] < 1e-6 for row in rows)
+    for row in rows:
+        assert (row["d_policy"] > 0) == (row["age"] > 0)
+
+
+def test_null_run_does_not_move():
+    """lr = 0: J is constant per seed, and what is cut is cut by noise alone."""
+    how = Training(lr=0.0, steps=20, log_every=5)
+    loud = ("gaussian:scale=0.3",)
+    rows = train(cells(methods=("ppo",), noise=loud, training=how)[0])
+    for seed in range(3):
+        assert len({row["J"] for row in by_seed(rows, seed)}) == 1
+    assert all(row["d_policy"] == 0 for row in rows)
+    assert np.mean([row["cut"] for row in rows]) > 0.05
+
+
+def test_learning_improves_the_exact_reward():
+    """A hundred synchronous PPO steps raise J on every seed."""
+    how = Training(steps=100, log_every=50)
+    rows = train(cells(methods=("ppo",), lags=(0,), world=WorldSpec(), training=how)[0])
+    for seed in range(3):
+        J = [row["J"] for row in by_seed(rows, seed)]
+        assert J[-1] > J[0] + 0.3
+
+
+def test_paired_streams():
+    """Methods share worlds, first weights and draws; @1 shares worlds and weights only."""
+    found = {c.arm.label: train(c) for c in cells(methods=("ppo", "none", "ppo@1"))}
+    first = {label: by_seed(rows, 0)[0] for label, rows in found.items()}
+    assert first["ppo"]["J"] == first["none"]["J"] == first["ppo@1"]["J"]
+    assert first["ppo"]["reward"] == first["none"]["reward"]
+    assert first["ppo"]["d_bar"] != first["ppo@1"]["d_bar"]
+
+
+def test_gradient_clip_and_a_lane_that_blows_up():
+    """A lane with a non-finite gradient stands still and is counted; the others go on."""
+    from simlab.train import _clip_gradients
+
+    w = {"a": torch.zeros(3, 2, requires_grad=True), "b": torch.zeros(3, 1, 1, requires_grad=True)}
+    w["a"].grad = torch.tensor([[3.0, 0.0], [0.3, 0.0], [float("inf"), 0.0]])
+    w["b"].grad = torch.tensor([4.0, 0.4, 1.0]).view(3, 1, 1)
+    norm, finite = _clip_gradients(w, 1.0)
+    assert norm.tolist() == pytest.approx([5.0, 0.5, float("inf")])
+    assert finite.tolist() == [True, True, False]
+    assert w["a"].grad[:, 0].tolist() == pytest.approx([0.6, 0.3, 0.0])
+    assert w["b"].grad.flatten().tolist() == pytest.approx([0.8, 0.4, 0.0])
+
+
+@pytest.mark.parametrize(
+    "aggregation",
+    ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"],
+)
+def test_every_aggregation_trains(aggregation):
+    """With equal lengths the means coincide and the plain sum is T times them."""
+    how = Training(steps=1, log_every=1, aggregation=aggregation)
+    loss = train(cells(methods=("none",), reference="none", training=how)[0])[0]["loss"]
+    how = Training(steps=1, log_every=1)
+    reference = train(cells(methods=("none",), reference="none", training=how)[0])[0]["loss"]
+    scale = 5 if aggregation == "seq_mean_token_sum" else 1
+    assert loss == pytest.approx(scale * reference, rel=1e-4, abs=1e-7)
