@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from simlab.config import Config, ConfigError, Strict
 from simlab.experiments import EXPERIMENTS
 
-QUICK = {"lags": (1, 8), "seeds": 8, "training": {"steps": 100}}
+QUICK = {"lags": ("1", "8"), "seeds": 8, "training": {"steps": 100}}
 
 
 class Compare(Strict):

@@ -119,12 +119,13 @@ def _run_missing(cells: dict[str, Cell], folder: Path, workers: int, progress) -
 
 def _in_process(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    _alone()
     try:
         for key, cell in cells.items():
             yield key, train(cell)
     finally:
         torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
 
 
 def _in_pool(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
@@ -144,6 +145,12 @@ def _in_pool(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[d
 
 
 def _worker() -> None:
-    """One thread a worker; the parent alone answers Ctrl-C."""
-    torch.set_num_threads(1)
+    """A process of the pool: the parent alone answers Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _alone()
+
+
+def _alone() -> None:
+    """One thread (lanes are the parallelism), and no denormals (saturated tanh gradients)."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)

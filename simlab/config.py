@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from simlab.aggregate import AGGREGATIONS
+from simlab.lag import LAGS, Interval, Sync
 from simlab.noise import NOISES, Noise
 from simlab.policies import POLICIES
 from simlab.stabilizers import Stabilizer, bind
@@ -120,8 +121,6 @@ class Training(Strict):
     """How per-token terms become a loss."""
     proximal: Literal["rollout", "step"] = "rollout"
     """pi_old of IcePop and TIS: the trainer at the rollout's weights, or just before the step."""
-    in_flight: Annotated[int, Field(ge=0, le=64)] = 1
-    """Windows of rollouts in flight at an interval lag."""
     log_every: Annotated[int, Field(ge=1)] = 10
     """Steps between exact evaluations."""
 
@@ -140,8 +139,8 @@ class Config(Strict):
     """Arms, each [label=]name[@stream][:argument=value,...]."""
     reference: str = "ppo"
     """Label of the arm that the others are compared with, seed by seed."""
-    lags: tuple[Annotated[int, Field(ge=0, le=100_000)], ...] = (1, 4, 8, 24)
-    """Optimizer steps per weight broadcast; 0 is synchronous."""
+    lags: tuple[str, ...] = ("1", "4", "8", "24")
+    """Lag regimes: a number n of optimizer steps per weight broadcast with one window of rollouts in flight, 0 for synchronous, or name:argument=value,... such as interval:n=8,in_flight=0."""
     noise: tuple[str, ...] = ("grid", "router:scale=0.05", "gaussian:scale=0.05")
     """Engine noise, applied together, each name[:argument=value,...]; none at all if empty."""
     noise_from: Path | None = None
@@ -158,8 +157,15 @@ class Config(Strict):
             raise ValueError("an entry is given twice")
         return value
 
+    @field_validator("lags", mode="before")
+    @classmethod
+    def _numbers_are_names(cls, value):
+        return tuple(str(x) if isinstance(x, int) else x for x in value)
+
     @model_validator(mode="after")
     def _consistent(self):
+        for spec in self.lags:
+            regime(spec)
         labels = [arm.label for arm in self.arms]
         if len(set(labels)) < len(labels):
             raise ValueError(f"two methods have the same label ({', '.join(labels)})")
@@ -235,7 +241,7 @@ class Cell:
     world: WorldSpec
     training: Training
     arm: Arm
-    lag: int
+    lag: str
     noise: tuple[Noise, ...]
     seeds: tuple[int, ...]
 
@@ -245,6 +251,21 @@ class Cell:
         content = [hashlib.sha256(path.read_bytes()).hexdigest() for path in logs]
         text = f"{provenance} {content} {self!r}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def regime(spec: str) -> Interval | Sync:
+    """The lag regime of a number (0 is synchronous, n is interval n) or `name[:argument=value,...]`.
+
+    Raises ValueError in one sentence.
+    """
+    if spec.isdecimal():
+        return LAGS["interval"](int(spec)) if int(spec) else LAGS["sync"]()
+    _, name, _, arguments = parse(spec)
+    _one_of("lag regime", name, LAGS)
+    try:
+        return LAGS[name](**arguments)
+    except TypeError as error:
+        raise ValueError(f"lag {spec!r}: {error}") from error
 
 
 def parse(spec: str) -> tuple[str, str, int, dict]:

@@ -60,7 +60,7 @@ def learning_curves(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> 
             ax.set(xlabel="optimizer step" if row == axes.shape[0] - 1 else None)
     for row in range(axes.shape[0]):
         axes[row, 0].set_ylabel("J (exact)")
-        axes[row, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+        _legend(axes[row, -1])
     return fig
 
 
@@ -101,7 +101,7 @@ def collapse(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> Figure:
 def mismatch_tail(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> Figure:
     """|d| of the reference arm by lag: quantiles on the left, its two parts on the right."""
     frame = table.filter(pl.col("arm") == config.reference)
-    fig, axes = _grid(1, 2, 3.8, 3.0)
+    fig, axes = _grid(1, 2, 4.6, 3.0)
     x = np.arange(len(config.lags))
     left = {
         "d_q50": "median",
@@ -117,7 +117,7 @@ def mismatch_tail(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> Fi
         ):
             ax.plot(x, frame[column], "o-", color=colour, label=name)
         ax.set(xticks=x, xticklabels=config.lags, xlabel="lag", ylabel="|d| (nats)", yscale="log")
-        ax.legend(frameon=False, fontsize=8)
+        _legend(ax)
     return fig
 
 
@@ -159,7 +159,7 @@ def bound(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> Figure:
         ax.set(yscale="log", xlabel="optimizer step")
         ax.set_title(f"lag {lag}\nvacuous: max {share[0]}, average {share[1]}", fontsize=9)
     axes[0, 0].set_ylabel("reward units")
-    axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+    _legend(axes[0, -1])
     return fig
 
 
@@ -181,6 +181,11 @@ def _is_placebo(label: str) -> bool:
 def _grid(rows: int, columns: int, width: float, height: float, sharey: bool = False):
     fig = Figure(figsize=(width * columns + 1.2, height * rows))
     return fig, fig.subplots(rows, columns, squeeze=False, sharey=sharey)
+
+
+def _legend(ax) -> None:
+    """To the right of the axes, never on the data."""
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
 
 
 def _forest(config: Config, xlabel: str):

@@ -11,7 +11,7 @@ from torch import Tensor
 from simlab.config import WorldSpec
 from simlab.draws import INIT, WORLD, Draws
 from simlab.exact import visitation
-from simlab.policies import POLICIES
+from simlab.policies import POLICIES, log_normalise
 from simlab.tasks import TASKS
 from simlab.tasks.world import World
 
@@ -48,7 +48,7 @@ def pretrain(spec: WorldSpec, seeds: tuple[int, ...]) -> tuple[World, Tensor, di
         x.requires_grad_()
     for _ in range(FIT_STEPS):
         optimizer.zero_grad()
-        loss = -(weight * torch.log_softmax(policy.logits(w, X), -1)).sum()
+        loss = -(weight * log_normalise(policy.logits(w, X))).sum()
         loss.backward()
         optimizer.step()
     return world, X, {name: x.detach() for name, x in w.items()}

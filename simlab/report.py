@@ -33,8 +33,9 @@ GUIDES = {
     "final_level": (
         "Final J",
         "Mean J over the last eighth of the logged steps, 95 % interval over seeds. These intervals hold "
-        "the spread between worlds, which the paired figure above removes; arms are in the order of "
-        "the configuration, not of their result.",
+        "the spread between worlds, which the paired figure above removes. J after a fixed number of steps "
+        "mixes speed and stability; the curves tell them apart. Arms stand in the order of the "
+        "configuration, never of their result.",
     ),
     "collapse": (
         "Probability of collapse",

@@ -79,7 +79,7 @@ def summarize(config: Config, rows: pl.DataFrame) -> pl.DataFrame:
     return out.with_columns(_verdicts(config, out))
 
 
-def placebo_spread(config: Config, table: pl.DataFrame, lag: int) -> float:
+def placebo_spread(config: Config, table: pl.DataFrame, lag: str) -> float:
     """Largest |mean difference| of a placebo arm at this lag; 0 without placebo arms."""
     chosen = table.filter(pl.col("arm").str.starts_with("placebo") & (pl.col("lag") == lag))
     return float(chosen["diff"].abs().max()) if len(chosen) else 0.0

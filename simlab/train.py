@@ -13,12 +13,11 @@ from torch import Tensor
 
 from simlab.aggregate import AGGREGATIONS, mean
 from simlab.batch_stats import mismatch, summarize
-from simlab.config import Cell, Training
+from simlab.config import Cell, Training, regime
 from simlab.draws import NOISE, SAMPLE, Draws
 from simlab.exact import evaluate
-from simlab.lag import regime
 from simlab.noise import behaviour
-from simlab.policies import POLICIES
+from simlab.policies import POLICIES, log_normalise
 from simlab.pretrain import pretrain
 from simlab.sample import sample, token_batch
 from simlab.stabilizers import ppo
@@ -31,7 +30,7 @@ def train(cell: Cell) -> list[dict]:
     world, X, w = pretrain(spec, seeds)
     policy, shape, L = POLICIES[spec.policy], world.sizes, len(seeds)
     w = {name: x.clone().requires_grad_() for name, x in w.items()}
-    lag, stabilizer = regime(cell.lag, how.in_flight), arm.stabilizer
+    lag, stabilizer = regime(cell.lag), arm.stabilizer
     aggregate = AGGREGATIONS[how.aggregation]
     if how.aggregation == "seq_mean_token_sum_norm":
         aggregate = partial(aggregate, horizon=spec.horizon)
@@ -40,7 +39,7 @@ def train(cell: Cell) -> list[dict]:
     engine, rows, skipped = {}, [], torch.zeros(L, dtype=torch.int64)
 
     for step in range(how.steps + 1):
-        logp = torch.log_softmax(policy.logits(w, X), -1).unflatten(1, shape[:-1])
+        logp = log_normalise(policy.logits(w, X)).unflatten(1, shape[:-1])
         if lag.broadcast_now(step):
             with torch.no_grad():
                 draws = Draws(seeds, NOISE, arm.stream, step)

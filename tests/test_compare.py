@@ -151,7 +151,11 @@ def test_a_folder_grows_but_is_not_overwritten(folder, tmp_path, capsys):
     out = tmp_path / "grown"
     run(out)
     run(out, "--lags", "1", "2", "3")
-    assert pl.read_parquet(out / "results.parquet")["lag"].unique().sort().to_list() == [1, 2, 3]
+    assert pl.read_parquet(out / "results.parquet")["lag"].unique().sort().to_list() == [
+        "1",
+        "2",
+        "3",
+    ]
     before = contents(out)
     with pytest.raises(SystemExit) as stop:
         run(out, "--lr", "0.1")
@@ -173,7 +177,7 @@ def test_precedence(tmp_path):
     file.write_text('seeds = 5\nlags = [3]\n[training]\nlr = 0.5\n[world]\ntask = "needle"\n')
     chosen = parse_compare(["--experiment", "e2", "--quick", "--config", str(file), "--lags", "4"])
     settings = chosen.settings
-    assert settings.lags == (4,)
+    assert settings.lags == ("4",)
     assert settings.seeds == 5
     assert settings.training.lr == 0.5
     assert settings.training.steps == 100
@@ -201,10 +205,10 @@ def bad_log(text, name="bad.jsonl"):
 
 MISTAKES = [
     (["--learning-rate", "1"], "Unrecognized"),
-    (["--lags", "two"], "--lags"),
+    (["--lags", "two"], "no lag regime 'two'; there are interval, sync"),
     (["--lr", "-1"], "lr: Input should be greater than or equal to 0"),
     (["--lr", "nan"], "lr: Input should be a finite number"),
-    (["--lags", "-1"], "lags"),
+    (["--lags", "interval:n=0"], "interval lag needs a whole n >= 1, got 0"),
     (["--seeds", "1"], "seeds: Input should be greater than or equal to 2"),
     (["--steps", "0"], "steps"),
     (["--optimizer", "lion"], "--optimizer"),

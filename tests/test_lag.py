@@ -2,23 +2,37 @@
 
 import pytest
 
-from simlab.lag import LAGS, regime
-from simlab.lag.interval import Interval
+from simlab.config import regime
+from simlab.lag import LAGS, Interval, Sync
+
+RULES = [Sync(), *(Interval(n, ahead) for n in (1, 2, 7, 24) for ahead in (0, 1, 3))]
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2, 7, 24])
-@pytest.mark.parametrize("in_flight", [0, 1, 3])
-def test_largest_age_is_reached_and_never_passed(lag, in_flight):
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_largest_age_is_reached_and_never_passed(rules):
     """Ages over a long run have exactly the declared maximum, and a version in use was broadcast."""
-    rules = regime(lag, in_flight)
     sent, ages = set(), []
-    for step in range(10 * (lag + 1) * (in_flight + 1)):
+    for step in range(10 * (rules.largest_age + 1)):
         if rules.broadcast_now(step):
             sent.add(step)
         assert rules.version(step) in sent
         ages.append(step - rules.version(step))
     assert max(ages) == rules.largest_age
     assert min(ages) == 0
+
+
+def test_specs_name_regimes():
+    """Numbers are intervals with one window in flight, 0 is synchronous, names take arguments."""
+    assert regime("0") == Sync()
+    assert regime("8") == Interval(8, in_flight=1)
+    assert regime("interval:n=8,in_flight=0") == Interval(8, in_flight=0)
+    for spec, says in {
+        "fast": "no lag regime",
+        "interval:m=3": "interval:m=3",
+        "interval:n=2.5": "whole n",
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            regime(spec)
 
 
 def test_worked_example():

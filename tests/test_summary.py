@@ -27,12 +27,12 @@ def ramp(final, peak=None):
 
 
 def config(*methods):
-    return Config(methods=methods, lags=(1,), seeds=6, noise=())
+    return Config(methods=methods, lags=("1",), seeds=6, noise=())
 
 
 def curves(**finals):
     return {
-        (arm, 1, seed): ramp(J) for arm, seeds in finals.items() for seed, J in enumerate(seeds)
+        (arm, "1", seed): ramp(J) for arm, seeds in finals.items() for seed, J in enumerate(seeds)
     }
 
 
@@ -60,12 +60,12 @@ def test_verdict_needs_the_simultaneous_interval_outside_the_placebo_spread():
         table = summarize(config(*methods), rows(data))
         sat = table.row(by_predicate=pl.col("arm") == "sat", named=True)
         assert sat["verdict"] == verdict
-        assert placebo_spread(config(*methods), table, 1) == pytest.approx(offset, abs=0.002)
+        assert placebo_spread(config(*methods), table, "1") == pytest.approx(offset, abs=0.002)
 
 
 def test_overlapping_arms_are_never_ranked():
     """Case C088: three seeds each, a gap inside the spread; no winner is named."""
-    chosen = Config(methods=("ppo", "sat"), lags=(1,), seeds=3, noise=())
+    chosen = Config(methods=("ppo", "sat"), lags=("1",), seeds=3, noise=())
     data = curves(ppo=[0.30, 0.35, 0.39], sat=[0.33, 0.48, 0.40])
     table = summarize(chosen, rows(data))
     text = " ".join(findings(chosen, table))

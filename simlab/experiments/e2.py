@@ -6,6 +6,6 @@ QUESTION = (
 )
 VERSION = 1
 SETTINGS = {
-    "lags": (1, 4, 8, 24, 48),
+    "lags": ("1", "4", "8", "24", "48"),
     "training": {"optimizer": "adam", "lr": 0.03, "grad_clip": 1.0, "steps": 400},
 }

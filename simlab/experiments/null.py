@@ -2,4 +2,4 @@
 
 QUESTION = "How much of each trust region is spent on engine noise, when nothing is learned?"
 VERSION = 1
-SETTINGS = {"lags": (1,), "training": {"lr": 0.0, "steps": 60}}
+SETTINGS = {"lags": ("1",), "training": {"lr": 0.0, "steps": 60}}

@@ -13,8 +13,3 @@ LAGS = {
     "interval": Interval,
     "sync": Sync,
 }
-
-
-def regime(lag: int, in_flight: int = 1) -> Interval | Sync:
-    """The regime of a configured lag: 0 is synchronous, n >= 1 broadcasts every n steps."""
-    return Sync() if lag == 0 else Interval(lag, in_flight)

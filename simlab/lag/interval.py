@@ -22,8 +22,10 @@ class Interval:
     in_flight: int = 1
 
     def __post_init__(self):
-        if self.n < 1 or self.in_flight < 0:
-            raise ValueError(f"interval lag needs n >= 1 and in_flight >= 0, got {self}")
+        if not (isinstance(self.n, int) and self.n >= 1):
+            raise ValueError(f"interval lag needs a whole n >= 1, got {self.n!r}")
+        if not (isinstance(self.in_flight, int) and self.in_flight >= 0):
+            raise ValueError(f"interval lag needs a whole in_flight >= 0, got {self.in_flight!r}")
 
     @property
     def largest_age(self) -> int:

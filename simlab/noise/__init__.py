@@ -17,6 +17,7 @@ from torch import Tensor
 
 from simlab.draws import Draws
 from simlab.noise import gaussian, grid, replay, router, shift, student_t, temperature, truncate
+from simlab.policies import log_normalise
 
 NOISES: dict[str, ModuleType] = {
     "gaussian": gaussian,
@@ -66,4 +67,4 @@ def behaviour(policy: ModuleType, w: dict, X: Tensor, shape: tuple, noises, draw
         return x
 
     z = policy.logits(chain("weights", w), X, router=lambda g: chain("router", g))
-    return torch.log_softmax(chain("logits", z.unflatten(1, shape[:-1])), -1)
+    return log_normalise(chain("logits", z.unflatten(1, shape[:-1])))

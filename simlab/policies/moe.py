@@ -30,9 +30,9 @@ def logits(w: dict[str, Tensor], X: Tensor, router=None) -> Tensor:
     g = X @ w["router"]
     if router is not None:
         g = router(g)
-    gate = torch.softmax(g, -1)
-    chosen = g.argmax(-1, keepdim=True)
-    gate = torch.zeros_like(gate).scatter(-1, chosen, gate.gather(-1, chosen))
+    top, chosen = g.max(-1, keepdim=True)
+    share = 1 / (g - top).exp().sum(-1, keepdim=True)  # softmax at the maximum
+    gate = torch.zeros_like(g).scatter(-1, chosen, share)
     h = torch.tanh(X @ w["up"])
     h = h.unflatten(-1, (EXPERTS, UNITS)) * gate.unsqueeze(-1)
     return h.flatten(-2) @ w["down"]

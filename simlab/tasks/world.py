@@ -40,7 +40,7 @@ class World:
 def make_world(next_state: np.ndarray, reward: np.ndarray, start: int, base: np.ndarray) -> World:
     """One world from arrays [P, T, M, V], [P, M], a start state and log-probs [P, T, M, V]."""
     return World(
-        torch.from_numpy(np.ascontiguousarray(next_state, dtype=np.int64)).unsqueeze(0),
+        torch.from_numpy(np.array(next_state, dtype=np.int64, order="C")).unsqueeze(0),
         torch.from_numpy(reward.astype(np.float64)).unsqueeze(0),
         torch.full((1, next_state.shape[0]), start, dtype=torch.int64),
         torch.from_numpy(base).unsqueeze(0),

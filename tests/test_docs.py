@@ -1,0 +1,109 @@
+"""README and CONTRIBUTING are true: paths exist, commands parse, recipes touch the files they say."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simlab.__main__ import parse_compare
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def blocks(text, language):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def tree_paths():
+    """Paths of the tree in README: names by indentation, folders end with a slash."""
+    folder = []
+    for line in blocks(README, "text")[0].splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folder = [*folder[:depth], name]
+        yield "".join(folder)
+
+
+def test_every_path_of_the_tree_exists():
+    """No line of the printed tree is stale."""
+    paths = list(tree_paths())
+    assert len(paths) > 30
+    assert [p for p in paths if not (ROOT / p).exists()] == []
+
+
+def test_the_tree_is_complete():
+    """Every module of simlab and every top-level folder stands in the tree."""
+    named = set(tree_paths())
+    skipped = {"world.py", "__init__.py"}
+    modules = [p for p in (ROOT / "simlab").glob("*") if p.name not in skipped | {"__pycache__"}]
+    missing = [
+        str(p.relative_to(ROOT))
+        for p in modules
+        if str(p.relative_to(ROOT)) + "/" * p.is_dir() not in named
+    ]
+    assert missing == []
+
+
+def test_links_and_figure_exist():
+    """Relative links and images of every Markdown page lead somewhere."""
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("reports/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_commands_parse():
+    """Every `simlab compare` and `make` line in the documents is understood."""
+    text = README + CONTRIBUTING + "".join(p.read_text() for p in ROOT.glob("reports/**/*.md"))
+    lines = [x.split("#")[0].strip() for b in blocks(text, "sh") for x in b.splitlines()]
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    seen = {"make": 0, "simlab": 0}
+    for line in filter(None, lines):
+        words = line.split()
+        if words[0] == "make":
+            assert words[1] in targets, line
+        elif words[:2] == ["simlab", "compare"]:
+            if "--noise-from" in words:
+                words[words.index("--noise-from") + 1] = str(ROOT / "tests/data/smollm2_lag8.jsonl")
+            parse_compare(words[2:])
+        seen[words[0]] = seen.get(words[0], 0) + 1
+    assert seen["make"] >= 2
+    assert seen["simlab"] >= 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "limit"),
+    [("simlab/train.py", 150), ("simlab/stabilizers/*.py", 130), ("simlab/**/*.py", 300)],
+)
+def test_files_stay_small(pattern, limit):
+    """The loop is read first and a stabilizer in one sitting."""
+    long = {p.name: n for p in ROOT.glob(pattern) if (n := len(p.read_text().splitlines())) > limit}
+    assert long == {}
+
+
+def test_the_stabilizer_recipe(tmp_path):
+    """Walk CONTRIBUTING's recipe in a copy: two new files, one line, and the contract passes."""
+    copy = tmp_path / "copy"
+    for part in ("simlab", "tests", "pyproject.toml"):
+        source = ROOT / part
+        (shutil.copytree if source.is_dir() else shutil.copy)(
+            source, copy / part
+        ) if source.is_dir() else (shutil.copy(source, copy / part))
+    code, golden = blocks(CONTRIBUTING, "python")[0], blocks(CONTRIBUTING, "json")[0]
+    (copy / "simlab/stabilizers/capped.py").write_text(code)
+    (copy / "tests/stabilizers/golden/capped.json").write_text(golden)
+    registry = copy / "simlab/stabilizers/__init__.py"
+    text = registry.read_text()
+    text = text.replace("import dppo,", "import capped, dppo,").replace(
+        '    "dppo": dppo,', '    "capped": capped,\n    "dppo": dppo,'
+    )
+    registry.write_text(text)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "capped"]
+    done = subprocess.run([*words, "tests/stabilizers"], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20

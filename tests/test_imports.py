@@ -1,0 +1,80 @@
+"""Arrows go one way, and the core loads torch and nothing heavier."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+# A module imports from its own row and the rows above it, never from below.
+LAYERS = [
+    ["tokens", "batch_stats", "aggregate", "stabilizers"],  # the core, shared with a cluster
+    ["draws", "lag", "policies", "tasks", "noise", "exact", "sample", "intervals"],  # the world
+    ["config"],
+    ["pretrain", "train", "env", "summary"],
+    ["experiments"],
+    ["figures", "report", "compare"],
+    ["__main__"],
+]
+RANK = {module: rank for rank, row in enumerate(LAYERS) for module in row}
+
+
+def imported(path):
+    """simlab modules that a file imports, at any depth of its code."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("simlab"):
+            parts = node.module.split(".")
+            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+            yield from names
+        elif isinstance(node, ast.Import):
+            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("simlab."))
+
+
+def violations(files):
+    """(importer, imported) pairs that point upward or to a module that no layer names."""
+    for module, path in files:
+        for name in imported(path):
+            if name not in RANK or RANK[name] > RANK.get(module, -1):
+                yield module, name
+
+
+def sources():
+    for path in sorted((ROOT / "simlab").rglob("*.py")):
+        module = path.relative_to(ROOT / "simlab").parts[0].removesuffix(".py")
+        if module != "__init__":
+            yield module, path
+
+
+def test_every_module_has_a_layer():
+    """A new top-level module must be placed."""
+    assert {module for module, _ in sources()} == set(RANK)
+
+
+def test_nothing_imports_upward():
+    """No file of simlab imports from a layer below its own."""
+    assert list(violations(sources())) == []
+
+
+def test_a_planted_breach_is_found(tmp_path):
+    """The check can fail: a stabilizer that imports the training loop, in three spellings."""
+    for text in (
+        "from simlab.train import train",
+        "import simlab.train",
+        "from simlab import train",
+    ):
+        path = tmp_path / "bad.py"
+        path.write_text(f"def f():\n    {text}\n")
+        assert list(violations([("stabilizers", path)])) == [("stabilizers", "train")]
+
+
+def test_core_loads_torch_and_nothing_heavier():
+    """Importing the core brings none of the other dependencies of the project."""
+    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    light = {"torch", "numpy", "jinja2"}  # torch itself may import the last two
+    heavy = {name.split(">")[0].replace("-", "_") for name in names} - light
+    core = ", ".join(f"simlab.{module}" for module in LAYERS[0])
+    code = f"import sys, {core}; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert "torch" in loaded
+    assert heavy & set(loaded) == set()
