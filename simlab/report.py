@@ -77,6 +77,7 @@ COLUMNS = {
     "d_q99": "99 % |d|",
     "cut": "cut %",
     "unlike_ppo": "unlike PPO %",
+    "flat_groups": "flat groups %",
     "ess": "ESS",
     "S": "S = sum TV",
     "vacuous_mean": "vacuous %",
@@ -222,7 +223,7 @@ def _cells(row: dict) -> list[str]:
         return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
 
     shown = {name: interval(name) for name in ("final", "diff", "collapse")}
-    for name in ("cut", "unlike_ppo", "vacuous_mean"):
+    for name in ("cut", "unlike_ppo", "flat_groups", "vacuous_mean"):
         shown[name] = f"{100 * row[name]:.1f}"
     for name in ("peak", "d_bar", "d_q99", "ess", "S"):
         shown[name] = f"{row[name]:.3f}"

@@ -22,7 +22,10 @@ from simlab.intervals import mean_interval, share_interval
 COLLAPSE = 0.7
 VACUOUS = 1.0  # the range of J for rewards in [0, 1]
 TOLERANCE = 1e-9  # float64 rounding in L' - (J - J_mu)
-MEANS = ("d_bar", "d_q50", "d_q90", "d_q99", "d_policy", "d_impl", "cut", "unlike_ppo", "ess", "S")
+MEANS = (
+    *("d_bar", "d_q50", "d_q90", "d_q99", "d_policy", "d_impl"),
+    *("cut", "unlike_ppo", "flat_groups", "ess", "S"),
+)
 
 
 def runs(rows: pl.DataFrame) -> pl.DataFrame:

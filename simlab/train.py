@@ -19,8 +19,9 @@ from simlab.exact import evaluate
 from simlab.noise import behaviour
 from simlab.policies import POLICIES, log_normalise
 from simlab.pretrain import pretrain
-from simlab.sample import sample, token_batch
+from simlab.sample import Answers, sample, token_batch
 from simlab.stabilizers import ppo
+from simlab.tasks.world import World
 from simlab.tokens import TokenBatch
 
 
@@ -60,27 +61,41 @@ def train(cell: Cell) -> list[dict]:
         skipped += ~finite
 
         if step % how.log_every == 0 or step == how.steps:
-            stats = (
-                evaluate(world, logp.detach(), logp_mu)
-                | mismatch(b)
-                | parts(b, logp_rollout, answers)
-            )
-            stats |= gradient_shares(b, active) | summarize(b, diagnostics)
-            stats |= {"loss": loss, "grad_norm": norm, "reward": answers.reward.mean((1, 2))}
-            stats |= {"age": step - b.version.double().mean(-1), "skipped_steps": skipped.clone()}
-            table = {name: x.detach().expand(L).tolist() for name, x in stats.items()}
+            found = measure(world, b, answers, logp.detach(), logp_mu, logp_rollout)
+            found |= gradient_shares(b, active) | summarize(b, diagnostics)
+            found |= {"loss": loss, "grad_norm": norm, "skipped_steps": skipped.clone()}
+            found["age"] = step - b.version.double().mean(-1)
+            table = {name: x.detach().expand(L).tolist() for name, x in found.items()}
             for lane, seed in enumerate(seeds):
                 rows.append({"seed": seed, "step": step} | {k: x[lane] for k, x in table.items()})
-        optimizer.step()
+        if step < how.steps:
+            optimizer.step()
     return rows
 
 
-def parts(b: TokenBatch, logp_rollout: Tensor, answers) -> dict[str, Tensor]:
-    """The exact two-term split of SAT (2): mean |policy part| and mean |implementation part|, nats."""
+def measure(
+    world: World,
+    b: TokenBatch,
+    answers: Answers,
+    logp: Tensor,
+    logp_mu: Tensor,
+    logp_rollout: Tensor,
+) -> dict[str, Tensor]:
+    """What is logged of a batch and its three tables `[L, P, T, M, V]`, whatever the method; all `[L]`.
+
+    `d_policy` and `d_impl` are the exact two-term split of SAT (2) in mean absolute nats: current
+    weights against the rollout's, and trainer against engine at the rollout's weights.
+    `flat_groups` is the share of groups whose answers got one and the same reward.
+    """
     same_weights = logp_rollout.flatten(1).gather(-1, answers.slot)
+    flat = (answers.reward == answers.reward[..., :1]).all(-1)
     return {
+        **evaluate(world, logp, logp_mu),
+        **mismatch(b),
         "d_policy": (b.logp.detach() - same_weights).abs().mean(-1),
         "d_impl": (same_weights - b.logp_mu).abs().mean(-1),
+        "reward": answers.reward.mean((1, 2)),
+        "flat_groups": flat.double().mean(-1),
     }
 
 
@@ -100,7 +115,7 @@ def _optimizer(how: Training, w: dict[str, Tensor]) -> torch.optim.Optimizer:
 
 
 def _clip_gradients(w: dict[str, Tensor], limit: float | None) -> tuple[Tensor, Tensor]:
-    """Gradient norm of each lane `[L]` and whether it is finite; a lane where it is not stands still."""
+    """Gradient norm of each lane `[L]` and whether it is finite; where it is not, a lane's is 0."""
     grads = [x.grad for x in w.values()]
     norm = sum(g.double().pow(2).flatten(1).sum(-1) for g in grads).sqrt()
     finite = torch.isfinite(norm)

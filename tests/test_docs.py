@@ -89,11 +89,9 @@ def test_files_stay_small(pattern, limit):
 def test_the_stabilizer_recipe(tmp_path):
     """Walk CONTRIBUTING's recipe in a copy: two new files, one line, and the contract passes."""
     copy = tmp_path / "copy"
-    for part in ("simlab", "tests", "pyproject.toml"):
-        source = ROOT / part
-        (shutil.copytree if source.is_dir() else shutil.copy)(
-            source, copy / part
-        ) if source.is_dir() else (shutil.copy(source, copy / part))
+    for part in ("simlab", "tests"):
+        shutil.copytree(ROOT / part, copy / part)
+    shutil.copy(ROOT / "pyproject.toml", copy)
     code, golden = blocks(CONTRIBUTING, "python")[0], blocks(CONTRIBUTING, "json")[0]
     (copy / "simlab/stabilizers/capped.py").write_text(code)
     (copy / "tests/stabilizers/golden/capped.json").write_text(golden)
@@ -103,7 +101,7 @@ def test_the_stabilizer_recipe(tmp_path):
         '    "dppo": dppo,', '    "capped": capped,\n    "dppo": dppo,'
     )
     registry.write_text(text)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "capped"]
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "capped"]
     done = subprocess.run([*words, "tests/stabilizers"], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
