@@ -50,9 +50,10 @@ class Report:
     """Tables, printed as they come; `write` keeps them as Markdown."""
 
     def __init__(self, title: str):
-        self.lines = [f"# {title}", "", machine()]
+        header = machine()
+        self.lines = [f"# {title}", "", header]
         self.console = Console(width=None if Console().is_terminal else 140, highlight=False)
-        self.console.print(f"[bold]{title}[/]\n{machine()}")
+        self.console.print(f"[bold]{title}[/]\n{header}")
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         """One table; the first column is text, the others are numbers."""

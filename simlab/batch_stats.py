@@ -17,7 +17,7 @@ from torch import Tensor
 from simlab.tokens import TokenBatch, log_ratio, widen
 
 Reduce = Callable[[Tensor], Tensor]
-CHUNK = 1 << 16
+CHUNK = 1 << 18
 
 
 # ---------------------------------------------------------------- the quantile
@@ -54,7 +54,7 @@ def abs_quantile(
     lanes = math.prod(lead)
     flat = [(x.reshape(lanes, x.shape[-1]), m.reshape(lanes, m.shape[-1])) for x, m in shards]
     bits = 16 if lanes == 1 else 8
-    n = reduce(sum(m.sum(-1) for _, m in flat))
+    n = reduce(sum(m.count_nonzero(-1) for _, m in flat))
     k = torch.tensor([rank(alpha, c) for c in n.tolist()], dtype=torch.int64, device=n.device)
     prefix = torch.zeros(lanes, dtype=word, device=n.device)
     for shift in range(width - bits, -1, -bits):
@@ -75,16 +75,22 @@ def _digits(
     In chunks, so that the working memory does not grow with the batch.
     """
     lanes, bins = x.shape[0], 1 << bits
-    base = torch.arange(lanes, device=x.device).unsqueeze(-1) * bins
-    total = torch.zeros(lanes * bins + 1, dtype=torch.int64, device=x.device)
-    step = max(CHUNK // lanes, 1)
+    top = shift + bits == torch.iinfo(prefix.dtype).bits  # nothing to match yet
+    base = torch.arange(lanes, dtype=prefix.dtype, device=x.device).unsqueeze(-1) * bins
+    total = torch.zeros(lanes * bins, dtype=torch.int64, device=x.device)
+    step = max(CHUNK // max(lanes, 1), 1)
     for x_part, mask_part in zip(x.split(step, -1), mask.split(step, -1), strict=True):
-        # the sign bit is 0, so an arithmetic shift is a logical one
-        high = x_part.to(dtype).abs().view(prefix.dtype) >> shift
-        keep = mask_part & ((high >> bits) == prefix.unsqueeze(-1))
-        slot = torch.where(keep, base + (high & (bins - 1)), lanes * bins)
-        total += torch.bincount(slot.reshape(-1), minlength=lanes * bins + 1)
-    return total[:-1].view(lanes, bins)
+        word = x_part.to(dtype).view(prefix.dtype) & torch.iinfo(prefix.dtype).max  # of |x|
+        high = word >> shift
+        keep = mask_part if top else mask_part & ((high >> bits) == prefix.unsqueeze(-1))
+        slot = high & (bins - 1)
+        if lanes == 1:
+            slot = slot.squeeze(0) if keep.all() else slot[keep]
+            total += torch.bincount(slot, minlength=bins)
+        else:  # many short lanes: one histogram, with a last bin for what is not kept
+            slot = torch.where(keep, slot + base, lanes * bins)
+            total += torch.bincount(slot.flatten(), minlength=lanes * bins + 1)[:-1]
+    return total.view(lanes, bins)
 
 
 # ---------------------------------------------------------------- per response

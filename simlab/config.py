@@ -49,7 +49,7 @@ METHODS = (
     "placebo-eps=ppo:eps_low=0.2001,eps_high=0.2001",
     "placebo-draws=ppo@1",
 )
-SEEDS_PER_CELL = 24  # lanes of one program; more would not be faster
+SEEDS_PER_CELL = 48  # lanes of one program; more would not be faster
 
 
 def _one_of(name: str, value: str, registry: dict) -> None:

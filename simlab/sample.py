@@ -19,25 +19,30 @@ class Answers(NamedTuple):
     reward: Tensor  # [L, P, G] float64
 
 
-def sample(world: World, logp_mu: Tensor, u: Tensor) -> Answers:
-    """Inverse-CDF sampling from the table logp_mu `[L, P, T, M, V]` by uniforms u `[L, P, G, T]`."""
+def cumulative(logp_mu: Tensor) -> Tensor:
+    """Cumulative probabilities `[V - 1, L*P*T*M]` of a table `[L, P, T, M, V]`, for `sample`."""
+    cdf = logp_mu.double().exp().flatten(0, -2).cumsum(-1)
+    return (cdf / cdf[:, -1:])[:, :-1].t().contiguous()
+
+
+def sample(world: World, cdf: Tensor, u: Tensor) -> Answers:
+    """Inverse-CDF sampling from `cumulative(logp_mu)` by uniforms u `[L, P, G, T]` in [0, 1)."""
     P, T, M, V = world.sizes
     L, _, G, _ = u.shape
-    cdf = logp_mu.double().exp().cumsum(-1).view(-1, V)
-    next_state = world.next_state.view(-1)
-    prompt = torch.arange(L * P).view(L, P, 1) * T  # row of (lane, prompt, t = 0) in units of M
-    m = world.start.view(L, P, 1).expand(L, P, G)
-    slots = []
+    u = u.permute(3, 0, 1, 2).reshape(T, -1)
+    first = torch.arange(L * P).view(L, P) * T * M + world.start
+    row = (
+        first.unsqueeze(-1).expand(L, P, G).reshape(-1)
+    )  # (lane, prompt, position, automaton state)
+    slots = torch.empty(T, L * P * G, dtype=torch.int64)
     for t in range(T):
-        row = (prompt + t) * M + m
-        levels = cdf[row]
-        token = (levels <= u[..., t, None] * levels[..., -1:]).sum(-1).clamp(max=V - 1)
-        slot = row * V + token
-        m = next_state[slot]
-        slots.append(slot)
-    reward = world.reward.gather(-1, m)
+        torch.sum(cdf.index_select(1, row) <= u[t], 0, out=slots[t])
+        slots[t] += row * V
+        row = world.next_row[slots[t]]
+    m = (row % M).view(L, P, G)
+    slot = slots.view(T, L, P * G).permute(1, 2, 0).reshape(L, -1)
     lane = torch.arange(L).view(L, 1) * (P * T * M * V)
-    return Answers(torch.stack(slots, -1).view(L, -1) - lane, reward)
+    return Answers(slot - lane, world.reward.gather(-1, m))
 
 
 def token_batch(
@@ -51,8 +56,7 @@ def token_batch(
     L, N = slot.shape
     answers_per_lane = reward[0].numel()
     length = N // answers_per_lane
-    advantage = group_advantage(reward).flatten(1).repeat_interleave(length, -1)
-    response = torch.arange(answers_per_lane).repeat_interleave(length)
+    advantage = group_advantage(reward).to(logp.dtype).flatten(1).unsqueeze(-1)
 
     def pick(table: Tensor) -> Tensor:
         return table.flatten(1).gather(-1, slot)
@@ -60,9 +64,9 @@ def token_batch(
     return TokenBatch(
         logp=pick(logp),
         logp_mu=pick(logp_mu),
-        advantage=advantage.to(logp.dtype),
+        advantage=advantage.expand(-1, -1, length).reshape(L, N),
         mask=torch.ones(1, 1, dtype=torch.bool).expand(L, N),
-        response=response.expand(L, N),
+        response=(torch.arange(N) // length).expand(L, N),
         logp_prox=pick(logp_prox),
         version=torch.tensor(version).expand(L, N),
         n_responses=answers_per_lane,

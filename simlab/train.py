@@ -19,7 +19,7 @@ from simlab.exact import evaluate
 from simlab.noise import behaviour
 from simlab.policies import POLICIES, log_normalise
 from simlab.pretrain import pretrain
-from simlab.sample import Answers, sample, token_batch
+from simlab.sample import Answers, cumulative, sample, token_batch
 from simlab.stabilizers import ppo
 from simlab.tasks.world import World
 from simlab.tokens import TokenBatch
@@ -45,11 +45,11 @@ def train(cell: Cell) -> list[dict]:
             with torch.no_grad():
                 draws = Draws(seeds, NOISE, arm.stream, step)
                 mu = behaviour(policy, w, X, shape, cell.noise, draws)
-            engine[step] = mu, logp.detach()
+            engine[step] = mu, cumulative(mu), logp.detach()
         version = lag.version(step)
         engine = {v: tables for v, tables in engine.items() if v >= version}
-        logp_mu, logp_rollout = engine[version]
-        answers = sample(world, logp_mu, uniforms.uniform(spec.prompts, spec.answers, spec.horizon))
+        logp_mu, cdf, logp_rollout = engine[version]
+        answers = sample(world, cdf, uniforms.uniform(spec.prompts, spec.answers, spec.horizon))
         prox = logp_rollout if how.proximal == "rollout" else logp.detach()
         b = token_batch(answers, logp, logp_mu, prox, version)
 
@@ -117,10 +117,12 @@ def _optimizer(how: Training, w: dict[str, Tensor]) -> torch.optim.Optimizer:
 def _clip_gradients(w: dict[str, Tensor], limit: float | None) -> tuple[Tensor, Tensor]:
     """Gradient norm of each lane `[L]` and whether it is finite; where it is not, a lane's is 0."""
     grads = [x.grad for x in w.values()]
-    norm = sum(g.double().pow(2).flatten(1).sum(-1) for g in grads).sqrt()
+    norm = sum(g.flatten(1).square().sum(-1) for g in grads).sqrt()
     finite = torch.isfinite(norm)
+    if limit is None and finite.all():
+        return norm, finite
     scale = torch.ones_like(norm) if limit is None else (limit / norm.clamp(min=1e-12)).clamp(max=1)
     for g in grads:
         lane = (-1, *[1] * (g.dim() - 1))
-        g.copy_(torch.where(finite.view(lane), g * scale.view(lane).to(g.dtype), 0.0))
+        g.copy_(torch.where(finite.view(lane), g * scale.view(lane), 0.0))
     return norm, finite

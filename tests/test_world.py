@@ -13,7 +13,7 @@ from simlab.draws import SAMPLE, Draws
 from simlab.exact import evaluate, values, visitation
 from simlab.policies import POLICIES
 from simlab.pretrain import pretrain
-from simlab.sample import sample, token_batch
+from simlab.sample import cumulative, sample, token_batch
 from simlab.tasks import TASKS
 
 SIZES = {name: (4, 3, 3) if name == "tree" else (4, 6, 5) for name in TASKS}
@@ -78,7 +78,7 @@ def test_default_world_has_room_both_ways():
 
 def batched(world, logp, G, seed=0):
     P, T = world.sizes[:2]
-    return sample(world, logp, Draws([seed], SAMPLE).uniform(P, G, T))
+    return sample(world, cumulative(logp), Draws([seed], SAMPLE).uniform(P, G, T))
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -7,6 +7,7 @@ dynamic programming over P x T x M states, where the V**T answers could never be
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -29,6 +30,13 @@ class World:
     def sizes(self) -> tuple[int, int, int, int]:
         """P, T, M, V."""
         return tuple(self.next_state.shape[1:])
+
+    @cached_property
+    def next_row(self) -> Tensor:
+        """`[W*P*T*M*V]`: row (world, prompt, position, state) of a table after each (row, token)."""
+        P, T, M, _ = self.sizes
+        row = torch.arange(len(self.start) * P * T).view(-1, P, T, 1, 1) * M
+        return (row + M + self.next_state).flatten()
 
     @staticmethod
     def stack(worlds: list[World]) -> World:
