@@ -23,13 +23,13 @@ QUICK = {"lags": ("1", "8"), "seeds": 8, "training": {"steps": 100}}
 class Compare(Strict):
     """Compare stabilizers on the token MDP and write a run folder with report.html.
 
-    Precedence: experiment, then --quick, then the --config file, then options.
+    Options win over the --config file, which wins over --quick, which wins over the experiment.
     """
 
     experiment: Literal[tuple(EXPERIMENTS)] = "e1"
     """The question: e1 (SGD), e2 (Adam and gradient clip), null (learning rate 0)."""
     config: Path | None = None
-    """A TOML file with the keys of a run's config.toml."""
+    """A TOML file with the keys of a run's config.toml, its experiment included."""
     quick: bool = False
     """A small version: lags 1 and 8, 8 seeds, 100 steps."""
     out: Path | None = None
@@ -92,18 +92,20 @@ def run_compare(words: list[str]) -> None:
 def parse_compare(words: list[str]) -> Compare:
     """Options over TOML over quick over experiment; SystemExit or ValueError before anything runs."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--experiment", default="e1")
+    first.add_argument("--experiment")
     first.add_argument("--config", type=Path)
     first.add_argument("--quick", action="store_true")
     try:
         early, _ = first.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
-    chosen = EXPERIMENTS.get(early.experiment, EXPERIMENTS["e1"])
-    settings = merge(dict(chosen.SETTINGS), QUICK if early.quick else {})
-    if early.config:
-        settings = merge(settings, read_toml(early.config))
-    base = Compare(experiment=early.experiment, settings=Config(**settings))
+    own = read_toml(early.config) if early.config else {}
+    name = early.experiment or own.get("experiment", "e1")
+    if name not in EXPERIMENTS:
+        raise ValueError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+    settings = merge(dict(EXPERIMENTS[name].SETTINGS), QUICK if early.quick else {})
+    settings = merge(settings, {k: v for k, v in own.items() if k != "experiment"})
+    base = Compare(experiment=name, settings=Config(**settings))
     return tyro.cli(
         Compare,
         args=words,
@@ -115,20 +117,16 @@ def parse_compare(words: list[str]) -> Compare:
 
 def merge(below: dict, above: dict) -> dict:
     """`above` wins, table by table."""
-    both = {
-        k: merge(below[k], v) if isinstance(v, dict) and k in below else v for k, v in above.items()
-    }
-    return below | both
+    tables = [k for k in above if isinstance(above[k], dict) and isinstance(below.get(k), dict)]
+    return below | above | {k: merge(below[k], above[k]) for k in tables}
 
 
 def read_toml(path: Path) -> dict:
-    """The settings of a TOML file; its `experiment` key, which a run folder has, is left out."""
+    """The settings of a TOML file."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as TOML ({error})") from error
-    found.pop("experiment", None)
-    return found
 
 
 def _stop(sentence: str) -> None:

@@ -140,7 +140,7 @@ def mismatch(b: TokenBatch) -> dict[str, Tensor]:
     - `k1` = mean(-d), `k2` = mean(d^2)/2, `k3` = mean(r - 1 - d): estimators of KL(mu || pi).
     - `ess` = (sum r)^2 / (n sum r^2), a fraction in (0, 1], 1 when on-policy, scale-free.
     - `chi2` = mean(r^2) - 1, per token.
-    With no active token every value is 0 and `tokens` says so.
+    With no active token every value is 0 and `tokens` says so. Finite input: `screen` first.
     """
     d = log_ratio(b).detach()
     n = b.mask.sum(-1)
@@ -188,7 +188,7 @@ def group_advantage(reward: Tensor, eps: float = 1e-6, ddof: int = 1) -> Tensor:
     return torch.where(equal, 0.0, centred / (std + eps))
 
 
-def summarize(b: TokenBatch, diagnostics: dict) -> dict[str, Tensor]:
+def reduce_diagnostics(b: TokenBatch, diagnostics: dict) -> dict[str, Tensor]:
     """Reduce a stabilizer's per-token diagnostics over active tokens `[...]`, each by its own reducer.
 
     0 where no token is active.

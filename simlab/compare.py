@@ -2,21 +2,26 @@
 
     <out>/config.toml  results.parquet  summary.csv  report.html  figures/  cells/
 
-A cell (one arm, one lag, one block of seeds) is written the moment it is done, under a name that
-holds its settings and the code's commit. A stopped run therefore resumes, and rerunning with the
-same seeds rewrites every file byte for byte.
+A cell (one arm, one lag, one block of seeds) is written the moment it is done, under a name made of
+its settings and of the source of this package. A stopped run therefore resumes, changed code never
+meets old cells, and rerunning with the same seeds rewrites every file byte for byte.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import signal
 import subprocess
+import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from importlib.metadata import version
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import polars as pl
@@ -29,7 +34,9 @@ from simlab.report import write, write_report
 from simlab.summary import summarize
 from simlab.train import train
 
-GROWS = ("methods", "lags", "seeds", "reference")  # may change in a folder that has results
+# These may change in a folder that has results: finished cells are reused and kept, and the tables,
+# the figures and the report are written anew for the methods, lags and seeds of the latest call.
+GROWS = ("methods", "lags", "seeds", "reference")
 
 
 class RunError(Exception):
@@ -49,15 +56,20 @@ def compare(
     written or holds another run, KeyboardInterrupt after a stop (finished cells are kept).
     """
     provenance = {"version": version("simlab"), "commit": commit()}
-    code = f"{provenance['version']} {provenance['commit']}"
+    changed = changes(config, experiment)
+    name = f"{experiment}-v{EXPERIMENTS[experiment].VERSION}" + ("-changed" if changed else "")
+    code = source_digest()
     cells = {cell.key(code): cell for cell in config.cells()}
     try:
         _open_folder(out, config, experiment)
         _run_missing(cells, out / "cells", workers, progress)
         frames = []
         for key, cell in cells.items():
-            constant = {"experiment": f"{experiment}-v{EXPERIMENTS[experiment].VERSION}"}
-            constant |= provenance | {"config": key, "arm": cell.arm.label, "method": cell.arm.name}
+            constant = (
+                {"experiment": name}
+                | provenance
+                | {"config": key, "arm": cell.arm.label, "method": cell.arm.name}
+            )
             constant |= {"arguments": str(dict(cell.arm.arguments)), "lag": cell.lag}
             frame = pl.read_parquet(out / "cells" / f"{key}.parquet")
             frames.append(
@@ -67,16 +79,43 @@ def compare(
         table = summarize(config, rows)
         write(out / "results.parquet", rows.write_parquet)
         write(out / "summary.csv", table.write_csv)
-        write_report(out, config, experiment, provenance, rows, table)
+        write_report(out, config, EXPERIMENTS[experiment].QUESTION, name, changed, rows, table)
     except OSError as error:
         raise RunError(f"{out}: cannot be written ({error.strerror or error})") from error
     return table
+
+
+def changes(config: Config, experiment: str) -> dict[str, object]:
+    """Settings that differ from the experiment's own, by dotted name."""
+    own, mine = (
+        _flat(c.model_dump()) for c in (Config(**EXPERIMENTS[experiment].SETTINGS), config)
+    )
+    return {name: value for name, value in mine.items() if value != own[name]}
+
+
+def _flat(table: dict, prefix: str = "") -> dict[str, object]:
+    out = {}
+    for name, value in table.items():
+        out |= _flat(value, f"{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return out
+
+
+def source_digest() -> str:
+    """A digest of every source file of the package."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def commit() -> str:
     """The commit of the code that runs, with "-dirty" if files differ; "unknown" outside a checkout."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
+        subprocess.check_output(
+            [*git, "ls-files", "--error-unmatch", "train.py"], stderr=subprocess.DEVNULL
+        )
         head = subprocess.check_output(
             [*git, "rev-parse", "--short=12", "HEAD"], text=True, stderr=subprocess.DEVNULL
         )
@@ -105,7 +144,7 @@ def _open_folder(out: Path, config: Config, experiment: str) -> None:
 
 
 def _run_missing(cells: dict[str, Cell], folder: Path, workers: int, progress) -> None:
-    missing = {k: c for k, c in cells.items() if not (folder / f"{k}.parquet").exists()}
+    missing = {k: c for k, c in cells.items() if not _finished(folder / f"{k}.parquet")}
     done = len(cells) - len(missing)
     progress(done, len(cells))
     run = _in_pool if workers > 1 else _in_process
@@ -115,6 +154,14 @@ def _run_missing(cells: dict[str, Cell], folder: Path, workers: int, progress) -
             write(folder / f"{key}.parquet", frame.write_parquet)
             done += 1
             progress(done, len(cells))
+
+
+def _finished(path: Path) -> bool:
+    """Whether a cell is there and whole."""
+    try:
+        return path.exists() and pl.read_parquet_schema(path) is not None
+    except pl.exceptions.PolarsError:
+        return False
 
 
 def _in_process(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
@@ -136,8 +183,10 @@ def _in_pool(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[d
         waiting = {pool.submit(train, cell): key for key, cell in cells.items()}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
+    except BrokenProcessPool as error:
+        raise RunError("a worker died (out of memory?); finished cells are kept") from error
     except BaseException:
-        for process in list(pool._processes.values()):
+        for process in active_children():
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
@@ -147,7 +196,15 @@ def _in_pool(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[d
 def _worker() -> None:
     """A process of the pool: the parent alone answers Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     _alone()
+
+
+def _leave_with_parent(parent: int) -> None:
+    """A parent that was killed leaves no worker behind."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _alone() -> None:

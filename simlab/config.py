@@ -50,6 +50,7 @@ METHODS = (
     "placebo-draws=ppo@1",
 )
 SEEDS_PER_CELL = 48  # lanes of one program; more would not be faster
+LARGEST = 1 << 22  # numbers in one table of a cell: 17 MB in float32, some thirty live at a time
 
 
 def _one_of(name: str, value: str, registry: dict) -> None:
@@ -103,7 +104,18 @@ class WorldSpec(Strict):
     def _names(self):
         _one_of("task", self.task, TASKS)
         _one_of("policy", self.policy, POLICIES)
+        if self.largest > LARGEST:
+            raise ValueError(
+                f"this world needs tables of {self.largest:,} numbers a seed, at most {LARGEST:,} "
+                "are allowed; choose a smaller prompts, horizon, vocab or answers"
+            )
         return self
+
+    @property
+    def largest(self) -> int:
+        """Numbers a seed in the largest array: the table [P, T, M, V], or the tokens of a step."""
+        states = TASKS[self.task].states(self.horizon, self.vocab)
+        return self.prompts * self.horizon * max(states * self.vocab, self.answers)
 
 
 class Training(Strict):
@@ -115,14 +127,14 @@ class Training(Strict):
     """Learning rate; 0 is the null run."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """sgd, or adam with betas .9 and .98."""
-    grad_clip: Annotated[float, Field(gt=0)] | None = None
-    """Largest gradient norm, or None."""
+    grad_clip: Annotated[float, Field(gt=0)] = float("inf")
+    """Largest gradient norm; inf does not clip."""
     aggregation: str = "token_mean"
     """How per-token terms become a loss."""
     proximal: Literal["rollout", "step"] = "rollout"
     """pi_old of IcePop and TIS: the trainer at the rollout's weights, or just before the step."""
-    log_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between exact evaluations."""
+    log_every: Annotated[int, Field(ge=1)] = 7
+    """Steps between exact evaluations; coprime with the lags, or some ages are never seen."""
 
     @model_validator(mode="after")
     def _names(self):
@@ -148,6 +160,12 @@ class Config(Strict):
     seeds: Annotated[int, Field(ge=2, le=100_000)] = 24
     """Paired seeds, 0 to seeds - 1."""
 
+    @field_validator("lags", mode="before")
+    @classmethod
+    def _numbers_are_names(cls, value):
+        many = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(str(x) if isinstance(x, int) else x for x in many)
+
     @field_validator("methods", "lags")
     @classmethod
     def _some(cls, value, info):
@@ -156,11 +174,6 @@ class Config(Strict):
         if len(set(value)) < len(value):
             raise ValueError("an entry is given twice")
         return value
-
-    @field_validator("lags", mode="before")
-    @classmethod
-    def _numbers_are_names(cls, value):
-        return tuple(str(x) if isinstance(x, int) else x for x in value)
 
     @model_validator(mode="after")
     def _consistent(self):
@@ -176,11 +189,6 @@ class Config(Strict):
             raise ValueError(
                 f"noise {router[0]} needs a policy with a router (moe), not {self.world.policy}"
             )
-        if self.world.task == "tree" and self.world.vocab**self.world.horizon > 4096:
-            raise ValueError(
-                "task tree enumerates vocab**horizon answers, and "
-                f"{self.world.vocab}**{self.world.horizon} is more than 4096"
-            )
         return self
 
     @cached_property
@@ -193,15 +201,20 @@ class Config(Strict):
         """The noise models, parsed; the log of `noise_from` has been read once."""
         if self.noise_from is not None:
             return (Noise("replay", {"path": str(self.noise_from)}),)
-        parsed = (parse(spec) for spec in self.noise)
-        return tuple(Noise(name, arguments) for _, name, _, arguments in parsed)
+        return tuple(Noise(*named(spec)) for spec in self.noise)
+
+    @property
+    def placebos(self) -> list[str]:
+        """Labels of arms that run the reference's own method and say that they change nothing else."""
+        method = {arm.label: arm.name for arm in self.arms}
+        return [
+            x for x in method if x.startswith("placebo") and method[x] == method[self.reference]
+        ]
 
     def cells(self) -> list[Cell]:
         """Units of work, the reference first, in blocks of seeds."""
-        blocks = [
-            tuple(range(i, min(i + SEEDS_PER_CELL, self.seeds)))
-            for i in range(0, self.seeds, SEEDS_PER_CELL)
-        ]
+        size = max(min(SEEDS_PER_CELL, LARGEST // self.world.largest), 1)
+        blocks = [tuple(range(i, min(i + size, self.seeds))) for i in range(0, self.seeds, size)]
         arms = sorted(self.arms, key=lambda arm: arm.label != self.reference)
         return [
             Cell(self.world, self.training, arm, lag, self.noises, seeds)
@@ -245,11 +258,11 @@ class Cell:
     noise: tuple[Noise, ...]
     seeds: tuple[int, ...]
 
-    def key(self, provenance: str) -> str:
-        """A name that changes when the numbers could: settings, the log's content, code version."""
+    def key(self, code: str) -> str:
+        """A name that changes when the numbers could: settings, the log's content, a digest of the code."""
         logs = [Path(n.arguments["path"]) for n in self.noise if n.name == "replay"]
         content = [hashlib.sha256(path.read_bytes()).hexdigest() for path in logs]
-        text = f"{provenance} {content} {self!r}"
+        text = f"{code} {content} {self!r}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -260,12 +273,20 @@ def regime(spec: str) -> Interval | Sync:
     """
     if spec.isdecimal():
         return LAGS["interval"](int(spec)) if int(spec) else LAGS["sync"]()
-    _, name, _, arguments = parse(spec)
+    name, arguments = named(spec)
     _one_of("lag regime", name, LAGS)
     try:
         return LAGS[name](**arguments)
     except TypeError as error:
         raise ValueError(f"lag {spec!r}: {error}") from error
+
+
+def named(spec: str) -> tuple[str, dict]:
+    """(name, arguments) of a noise model or a lag regime, which have neither label nor stream."""
+    label, name, stream, arguments = parse(spec)
+    if stream or label not in (name, spec.strip()):
+        raise ValueError(f"{spec!r} is not name[:argument=value,...]")
+    return name, arguments
 
 
 def parse(spec: str) -> tuple[str, str, int, dict]:
@@ -278,6 +299,8 @@ def parse(spec: str) -> tuple[str, str, int, dict]:
         name, equals, value = pair.partition("=")
         if pair and not (name and equals and value):
             raise ValueError(f"{spec!r}: {pair!r} is not argument=value")
+        if name in arguments:
+            raise ValueError(f"{spec!r}: {name} is given twice")
         if pair:
             arguments[name] = _literal(value)
     stream = int(found["stream"] or 0)

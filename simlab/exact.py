@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from simlab.policies import log_normalise
 from simlab.tasks.world import World
 
 XI = 0.5
@@ -52,7 +53,7 @@ def evaluate(world: World, logp: Tensor, logp_mu: Tensor) -> dict[str, Tensor]:
     - `penalty_mean` = 4 xi S (34); `penalty_max` = 2 xi T (T-1) D_max^2 (33).
     A penalty above 2 xi = 1, the range of J, is vacuous: it says nothing.
     """
-    p, m = logp.double().exp(), logp_mu.double().exp()
+    p, m = (log_normalise(x.double()).exp() for x in (logp, logp_mu))  # tables come in float32
     T = world.sizes[1]
     J, _ = values(world, p)
     J_mu, q = values(world, m)

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from simlab.config import Config
 from simlab.intervals import mean_interval
@@ -25,11 +26,12 @@ STYLE = {
 }
 matplotlib.rcParams.update(STYLE)
 REFERENCE, PLACEBO = "black", "0.65"
+TINY = 1e-6  # the floor of logarithmic axes
 
 
 def colours(config: Config) -> dict[str, object]:
     """One colour per arm, the same in every figure; the reference black, placebos grey."""
-    own = [a.label for a in config.arms if a.label != config.reference and not _is_placebo(a.label)]
+    own = _own(config)
     table = dict(zip(own, sns.color_palette("husl", len(own)), strict=True))
     return {a.label: table.get(a.label, PLACEBO) for a in config.arms} | {
         config.reference: REFERENCE
@@ -39,22 +41,20 @@ def colours(config: Config) -> dict[str, object]:
 def learning_curves(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> Figure:
     """Mean J over steps with 95 % bands; a column per lag, arms split over two rows."""
     palette = colours(config)
-    own = [a.label for a in config.arms if a.label != config.reference and not _is_placebo(a.label)]
-    ratio_free = {"none", "pg", "ppo"}
-    names = {a.label: a.name for a in config.arms}
-    groups = [[x for x in own if (names[x] in ratio_free) == first] for first in (True, False)]
+    own, names = _own(config), {a.label: a.name for a in config.arms}
+    baselines = {"none", "pg", "ppo"}
+    groups = [[x for x in own if (names[x] in baselines) == first] for first in (True, False)]
     groups = [g for g in groups if g]
     fig, axes = _grid(len(groups) or 1, len(config.lags), 3.0, 2.7)
-    backdrop = [a.label for a in config.arms if _is_placebo(a.label)] + [config.reference]
+    backdrop = [*config.placebos, config.reference]
     for column, lag in enumerate(config.lags):
         for row, group in enumerate(groups or [[]]):
             ax = axes[row, column]
             for label in [*backdrop, *group]:
                 curve = rows.filter((pl.col("arm") == label) & (pl.col("lag") == lag))
                 steps, mean, low, high = _band(curve, "J")
-                width = 1.0 if _is_placebo(label) else 1.5
-                ax.plot(steps, mean, color=palette[label], lw=width, label=label)
-                if not _is_placebo(label):
+                ax.plot(steps, mean, color=palette[label], lw=1.5, label=label)
+                if label not in config.placebos:
                     ax.fill_between(steps, low, high, color=palette[label], alpha=0.12, lw=0)
             ax.set(ylim=(0, 1), title=f"lag {lag}" if row == 0 else None)
             ax.set(xlabel="optimizer step" if row == axes.shape[0] - 1 else None)
@@ -65,14 +65,15 @@ def learning_curves(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> 
 
 
 def final_difference(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> Figure:
-    """Final J minus the reference's, paired by seed: 95 % (thick) and simultaneous (thin) intervals."""
+    """Final J minus the reference's, by seed: mean with 95 % (dot, thick), median with the exact
+    simultaneous interval (tick, thin; none where the seeds are too few for one)."""
     fig, axes = _forest(config, f"final J minus {config.reference}, paired")
     for ax, lag in zip(axes, config.lags, strict=True):
         frame = table.filter(pl.col("lag") == lag)
         spread = frame["placebo_spread"][0]
         ax.axvspan(-spread, spread, color="0.9", lw=0)
         ax.axvline(0, color="0.4", lw=0.8)
-        _whiskers(config, ax, frame, "diff_sure_low", "diff_sure_high", 0.8)
+        _whiskers(config, ax, frame, "typical_low", "typical_high", 0.8, "typical", "|")
         _whiskers(config, ax, frame, "diff_low", "diff_high", 2.6, "diff")
     return fig
 
@@ -115,7 +116,7 @@ def mismatch_tail(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> Fi
         for (column, name), colour in zip(
             names.items(), sns.color_palette("viridis", len(names)), strict=True
         ):
-            ax.plot(x, frame[column], "o-", color=colour, label=name)
+            ax.plot(x, np.maximum(frame[column].to_numpy(), TINY), "o-", color=colour, label=name)
         ax.set(xticks=x, xticklabels=config.lags, xlabel="lag", ylabel="|d| (nats)", yscale="log")
         _legend(ax)
     return fig
@@ -144,7 +145,7 @@ def bound(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> Figure:
     named = {
         "penalty_max": ("max form (33)", "tab:red"),
         "penalty_mean": ("average form (34)", "tab:orange"),
-        "remainder": ("truth |L' - (J - J_mu)|", "tab:blue"),
+        "remainder": ("truth: |L' - (J - J_mu)|", "tab:blue"),
     }
     for ax, lag in zip(axes[0], config.lags, strict=True):
         frame = rows.filter((pl.col("arm") == config.reference) & (pl.col("lag") == lag))
@@ -174,8 +175,9 @@ FIGURES = {
 }
 
 
-def _is_placebo(label: str) -> bool:
-    return label.startswith("placebo")
+def _own(config: Config) -> list[str]:
+    """Labels of the arms that are neither the reference nor a placebo."""
+    return [a.label for a in config.arms if a.label not in (config.reference, *config.placebos)]
 
 
 def _grid(rows: int, columns: int, width: float, height: float, sharey: bool = False):
@@ -199,19 +201,22 @@ def _forest(config: Config, xlabel: str):
 
 
 def _whiskers(
-    config, ax, frame: pl.DataFrame, low: str, high: str, width: float, dot: str | None = None
-):
+    config: Config,
+    ax,
+    frame: pl.DataFrame,
+    low: str,
+    high: str,
+    width: float,
+    middle: str,
+    marker: str = "o",
+) -> None:
     palette = colours(config)
     for y, row in enumerate(frame.iter_rows(named=True)):
-        ax.plot(
-            [row[low], row[high]],
-            [y, y],
-            color=palette[row["arm"]],
-            lw=width,
-            solid_capstyle="butt",
-        )
-        if dot:
-            ax.plot(row[dot], y, "o", color=palette[row["arm"]], ms=5)
+        colour = palette[row["arm"]]
+        if np.isfinite(row[low]):
+            ax.plot([row[low], row[high]], [y, y], color=colour, lw=width, solid_capstyle="butt")
+        ax.plot(row[middle], y, marker, color=colour, ms=5 if marker == "o" else 9)
+    ax.xaxis.set_major_locator(MaxNLocator(4))
 
 
 def _band(frame: pl.DataFrame, column: str):
@@ -224,8 +229,8 @@ def _band(frame: pl.DataFrame, column: str):
 
 
 def _quartiles(frame: pl.DataFrame, column: str):
-    """First quartile, median, third quartile over seeds of |column|, by step; at least 1e-6."""
-    x = pl.col(column).fill_nan(None).abs().clip(lower_bound=1e-6)
+    """First quartile, median, third quartile over seeds of |column|, by step."""
+    x = pl.col(column).fill_nan(None).abs().clip(lower_bound=TINY)
     grouped = frame.group_by("step").agg(
         x.quantile(0.25).alias("low"), x.median().alias("mid"), x.quantile(0.75).alias("high")
     )

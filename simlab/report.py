@@ -13,8 +13,8 @@ import jinja2
 import polars as pl
 
 from simlab.config import Config
-from simlab.experiments import EXPERIMENTS
 from simlab.figures import FIGURES
+from simlab.summary import comparisons
 
 GUIDES = {
     "learning_curves": (
@@ -25,10 +25,12 @@ GUIDES = {
     ),
     "final_difference": (
         "Final J against the reference, seed by seed",
-        "Each dot is the mean over seeds of (final J of the arm - final J of the reference) on the same "
-        "worlds, first weights and sampling draws. Thick: 95 % interval. Thin: the interval that holds "
-        "for all arms and lags of this page at once. The grey band is the placebo spread. Only a thin "
-        "line that lies wholly outside the band is called a difference.",
+        "Final J of the arm minus final J of the reference on the same worlds, first weights and sampling "
+        "draws (placebo-draws: other draws). Dot and thick line: mean over seeds, 95 % Student-t interval. "
+        "Tick and thin line: median over seeds, exact interval that holds for all arms and lags of this "
+        "page at once. The grey band is the placebo spread. Only a thin line that lies wholly outside the "
+        "band is called a difference; where the seeds are too few for such an interval there is no line. "
+        "One collapsed seed moves the mean and not the median: a dot far from its tick says so.",
     ),
     "final_level": (
         "Final J",
@@ -58,7 +60,7 @@ GUIDES = {
     ),
     "bound": (
         "The improvement bound against the truth",
-        "J(pi) - J(mu) is at least L' - penalty. Blue: the exact remainder that a penalty has to cover. "
+        "J(pi) - J(mu) is at least L' - penalty. Blue: the size of the exact remainder that a penalty has to cover. "
         "Orange and red: the two penalties of SAT (34) and (33), with xi = 1/2. Median and quartiles over "
         "seeds, reference arm. Above the dashed line (the range of J) a bound says nothing; the share of "
         "such steps stands in each title.",
@@ -69,7 +71,8 @@ COLUMNS = {
     "lag": "lag",
     "seeds": "seeds",
     "final": "final J",
-    "diff": "minus reference",
+    "diff": "minus reference (mean)",
+    "typical": "minus reference (median)",
     "verdict": "verdict",
     "collapse": "P(collapse)",
     "peak": "peak J",
@@ -88,8 +91,9 @@ COLUMNS = {
 def write_report(
     out: Path,
     config: Config,
+    question: str,
     experiment: str,
-    provenance: dict[str, str],
+    changed: dict[str, object],
     rows: pl.DataFrame,
     table: pl.DataFrame,
 ) -> None:
@@ -114,9 +118,10 @@ def write_report(
         "report.html"
     )
     html = page.render(
-        question=EXPERIMENTS[experiment].QUESTION,
-        experiment=f"{experiment}-v{EXPERIMENTS[experiment].VERSION}",
-        provenance=provenance,
+        question=question,
+        experiment=experiment,
+        changed=", ".join(f"{name} = {value}" for name, value in changed.items()),
+        provenance=rows.row(0, named=True),
         findings=findings(config, table),
         pictures=pictures,
         columns=COLUMNS.values(),
@@ -140,34 +145,18 @@ def write(path: Path, save: Callable[[Path], None]) -> None:
 
 def findings(config: Config, table: pl.DataFrame) -> list[str]:
     """What the intervals allow to be said, in plain sentences; overlapping arms are never ranked."""
-    said = []
-    for lag in config.lags:
-        at = table.filter((pl.col("lag") == lag) & ~pl.col("arm").str.starts_with("placebo"))
-        parts = []
-        for verdict in ("above", "below"):
-            chosen = at.filter(pl.col("verdict") == verdict)
-            if len(chosen):
-                names = [
-                    f"{r['arm']} ({r['diff']:+.3f}, 95 % {r['diff_low']:+.3f} to {r['diff_high']:+.3f})"
-                    for r in chosen.iter_rows(named=True)
-                ]
-                parts.append(f"{verdict} {config.reference}: {', '.join(names)}")
-        same = at.filter(pl.col("verdict") == "not separated")["arm"].to_list()
-        if same:
-            parts.append(
-                f"not separated from {config.reference}, and not ranked: {', '.join(same)}"
-            )
-        spread = table.filter(pl.col("lag") == lag)["placebo_spread"][0]
-        placebos = table.filter(pl.col("arm").str.starts_with("placebo"))
-        note = (
-            f"The placebo spread is {spread:.3f}." if len(placebos) else "There is no placebo arm."
+    said = (
+        [_lag_sentence(config, table, lag) for lag in config.lags] if len(config.arms) > 1 else []
+    )
+    if said and not table["typical_low"].is_finite().any():
+        said.append(
+            f"{config.seeds} seeds are too few for any verdict on {comparisons(config)} comparisons at once."
         )
-        said.append(f"Lag {lag}: {'; '.join(parts)}. {note}")
-    same = table.filter((pl.col("diff_low") == 0) & (pl.col("diff_high") == 0))
-    said += [
-        f"{r['arm']} at lag {r['lag']} equals {config.reference} to the last bit: its rule never acted."
-        for r in same.filter(pl.col("arm") != config.reference).iter_rows(named=True)
-    ]
+    for lag in config.lags:
+        same = table.filter(pl.col("same_as_reference") & (pl.col("lag") == lag))["arm"].to_list()
+        if same:
+            words = f"gave the very runs of {config.reference}: what tells them apart never acted"
+            said.append(f"Lag {lag}: {', '.join(same)} {words}.")
     said += [
         _placebo_sentence(config, table),
         _collapse_sentence(table),
@@ -176,15 +165,33 @@ def findings(config: Config, table: pl.DataFrame) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
+def _lag_sentence(config: Config, table: pl.DataFrame, lag: str) -> str:
+    at = table.filter((pl.col("lag") == lag) & ~pl.col("arm").is_in(config.placebos))
+    parts = []
+    for verdict in ("above", "below"):
+        names = [
+            f"{r['arm']} (median {r['typical']:+.3f}, exactly {r['typical_low']:+.3f} to "
+            f"{r['typical_high']:+.3f}; mean {r['diff']:+.3f})"
+            for r in at.filter(pl.col("verdict") == verdict).iter_rows(named=True)
+        ]
+        if names:
+            parts.append(f"{verdict} {config.reference} on the typical seed: {', '.join(names)}")
+    same = at.filter(pl.col("verdict") == "not separated")["arm"].to_list()
+    if same:
+        parts.append(f"not separated from {config.reference}, and not ranked: {', '.join(same)}")
+    spread = table.filter(pl.col("lag") == lag)["placebo_spread"][0]
+    note = f"The placebo spread is {spread:.4f}." if config.placebos else "There is no placebo arm."
+    return f"Lag {lag}: {'; '.join(parts)}. {note}"
+
+
 def _placebo_sentence(config: Config, table: pl.DataFrame) -> str:
-    placebo = table.filter(pl.col("arm").str.starts_with("placebo"))
+    placebo = table.filter(pl.col("arm").is_in(config.placebos))
     if not len(placebo):
         return ""
     off = placebo.filter((pl.col("diff_low") > 0) | (pl.col("diff_high") < 0))
     return (
         f"Of {len(placebo)} placebo comparisons (arms that differ from {config.reference} by nothing that "
-        f"matters), {len(off)} had a 95 % interval that excludes zero; such an interval alone is not "
-        "evidence here."
+        f"matters), {len(off)} had a 95 % interval of the mean that excludes zero."
     )
 
 
@@ -197,14 +204,16 @@ def _collapse_sentence(table: pl.DataFrame) -> str:
             f"{r['arm']} at lag {r['lag']}: {r['collapsed']}" for r in top.iter_rows(named=True)
         ]
         words += f" ({', '.join(cells)})"
-    return f"{words}; {diverged} diverged to non-finite weights."
+    skipped = int(table["skipped_steps"].sum())
+    note = f" {skipped} steps had a non-finite gradient and were skipped." if skipped else ""
+    return f"{words}; {diverged} diverged to non-finite weights.{note}"
 
 
 def _bound_sentence(config: Config, table: pl.DataFrame) -> str:
     mine = table.filter(pl.col("arm") == config.reference)
     shares = [
         f"{100 * r['vacuous_mean']:.0f} % / {100 * r['vacuous_max']:.0f} % at lag {r['lag']}"
-        for r in mine.iter_rows(named=True)
+        for r in mine.drop_nulls("vacuous_mean").iter_rows(named=True)
     ]
     broken = int(table["bound_violations"].sum())
     return (
@@ -222,9 +231,13 @@ def _cells(row: dict) -> list[str]:
     def interval(name: str) -> str:
         return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
 
-    shown = {name: interval(name) for name in ("final", "diff", "collapse")}
+    shown = {name: interval(name) for name in ("final", "diff", "typical", "collapse")}
+
+    def number(x: float | None, digits: int) -> str:
+        return "-" if x is None else f"{x:.{digits}f}"  # a run that was never finite
+
     for name in ("cut", "unlike_ppo", "flat_groups", "vacuous_mean"):
-        shown[name] = f"{100 * row[name]:.1f}"
+        shown[name] = number(None if row[name] is None else 100 * row[name], 1)
     for name in ("peak", "d_bar", "d_q99", "ess", "S"):
-        shown[name] = f"{row[name]:.3f}"
+        shown[name] = number(row[name], 3)
     return [shown.get(name, str(row[name])) for name in COLUMNS]

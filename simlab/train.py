@@ -6,13 +6,14 @@ table of log mu, v(k) steps old  ->  answers  ->  TokenBatch  ->  stabilizer  ->
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from simlab.aggregate import AGGREGATIONS, mean
-from simlab.batch_stats import mismatch, summarize
+from simlab.batch_stats import mismatch, reduce_diagnostics
 from simlab.config import Cell, Training, regime
 from simlab.draws import NOISE, SAMPLE, Draws
 from simlab.exact import evaluate
@@ -62,7 +63,7 @@ def train(cell: Cell) -> list[dict]:
 
         if step % how.log_every == 0 or step == how.steps:
             found = measure(world, b, answers, logp.detach(), logp_mu, logp_rollout)
-            found |= gradient_shares(b, active) | summarize(b, diagnostics)
+            found |= gradient_shares(b, active) | reduce_diagnostics(b, diagnostics)
             found |= {"loss": loss, "grad_norm": norm, "skipped_steps": skipped.clone()}
             found["age"] = step - b.version.double().mean(-1)
             table = {name: x.detach().expand(L).tolist() for name, x in found.items()}
@@ -114,14 +115,14 @@ def _optimizer(how: Training, w: dict[str, Tensor]) -> torch.optim.Optimizer:
     return torch.optim.Adam(list(w.values()), lr=how.lr, betas=(0.9, 0.98), foreach=True)
 
 
-def _clip_gradients(w: dict[str, Tensor], limit: float | None) -> tuple[Tensor, Tensor]:
+def _clip_gradients(w: dict[str, Tensor], limit: float) -> tuple[Tensor, Tensor]:
     """Gradient norm of each lane `[L]` and whether it is finite; where it is not, a lane's is 0."""
     grads = [x.grad for x in w.values()]
     norm = sum(g.flatten(1).square().sum(-1) for g in grads).sqrt()
     finite = torch.isfinite(norm)
-    if limit is None and finite.all():
+    if limit == math.inf and finite.all():
         return norm, finite
-    scale = torch.ones_like(norm) if limit is None else (limit / norm.clamp(min=1e-12)).clamp(max=1)
+    scale = (limit / norm.clamp(min=1e-12)).clamp(max=1)
     for g in grads:
         lane = (-1, *[1] * (g.dim() - 1))
         g.copy_(torch.where(finite.view(lane), g * scale.view(lane), 0.0))

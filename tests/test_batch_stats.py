@@ -16,10 +16,10 @@ from simlab.batch_stats import (
     group_advantage,
     mismatch,
     rank,
+    reduce_diagnostics,
     response_lengths,
     response_means,
     response_sums,
-    summarize,
     to_tokens,
 )
 from simlab.tokens import Diagnostic, TokenBatch
@@ -419,7 +419,7 @@ def test_summarize_uses_the_reducer_of_each_diagnostic():
     """Mean, min and max over active tokens only; a value may be broadcast."""
     b = tokens([[0.1, 0.2, 0.3], [0.1, 0.2, 0.3]], mask=[[1, 1, 0], [0, 1, 1]])
     x = torch.tensor([[1.0, 3.0, -100.0], [100.0, 5.0, 7.0]])
-    got = summarize(b, {how: Diagnostic(x, how) for how in ("mean", "min", "max")})
+    got = reduce_diagnostics(b, {how: Diagnostic(x, how) for how in ("mean", "min", "max")})
     assert {k: v.tolist() for k, v in got.items()} == {"mean": [2, 6], "min": [1, 5], "max": [3, 7]}
-    wide = summarize(b, {"q": Diagnostic(torch.tensor([[4.0], [8.0]]), "max")})
+    wide = reduce_diagnostics(b, {"q": Diagnostic(torch.tensor([[4.0], [8.0]]), "max")})
     assert wide["q"].tolist() == [4, 8]

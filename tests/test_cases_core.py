@@ -7,7 +7,7 @@ import pytest
 import torch
 from batches import graded, tokens
 
-from simlab.batch_stats import mismatch, summarize
+from simlab.batch_stats import mismatch, reduce_diagnostics
 from simlab.stabilizers import bind
 from simlab.tokens import TokenBatch
 
@@ -30,7 +30,7 @@ def from_probabilities(pi, mu, A=1.0, prox=None):
 
 def share(name, b, what, **arguments):
     """A share that method `name` reports on b."""
-    return float(summarize(b, bind(name, **arguments)(b).diagnostics)[what])
+    return float(reduce_diagnostics(b, bind(name, **arguments)(b).diagnostics)[what])
 
 
 def test_c003_outside_a_band_is_not_clipped():

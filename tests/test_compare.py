@@ -1,6 +1,7 @@
 """The main command: run folder, resume, byte-identical reruns, and one sentence for every mistake."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_run_folder(folder):
         rows.columns
     )
     assert len(rows) == 3 * 2 * 3 * 5  # arms, lags, seeds, logged steps 0 2 4 6 8
-    assert rows["experiment"].unique().to_list() == ["e1-v1"]
+    assert rows["experiment"].unique().to_list() == ["e1-v1-changed"]
     pictures = {p.name for p in (folder / "figures").iterdir()}
     assert {"learning_curves.png", "bound.svg", "collapse.png", "clip_share.svg"} <= pictures
     page = (folder / "report.html").read_text()
@@ -150,7 +151,10 @@ def test_a_folder_grows_but_is_not_overwritten(folder, tmp_path, capsys):
     """More lags, seeds or methods reuse the cells; another learning rate is refused."""
     out = tmp_path / "grown"
     run(out)
+    cells = set((out / "cells").iterdir())
     run(out, "--lags", "1", "2", "3")
+    assert cells < set((out / "cells").iterdir())
+    assert len(set((out / "cells").iterdir()) - cells) == 3
     assert pl.read_parquet(out / "results.parquet")["lag"].unique().sort().to_list() == [
         "1",
         "2",
@@ -183,6 +187,11 @@ def test_precedence(tmp_path):
     assert settings.training.steps == 100
     assert settings.training.optimizer == "adam"
     assert settings.world.task == "needle"
+    file.write_text('experiment = "e2"\nlags = 24\n[training]\ngrad_clip = inf\n')
+    chosen = parse_compare(["--config", str(file)])
+    assert chosen.experiment == "e2"
+    assert chosen.settings.lags == ("24",)
+    assert chosen.settings.training.grad_clip == float("inf")
 
 
 def bad_file(text):
@@ -214,7 +223,7 @@ MISTAKES = [
     (["--optimizer", "lion"], "--optimizer"),
     (["--experiment", "e9"], "e9"),
     (["--task", "helth"], "no task 'helth'; there are health"),
-    (["--task", "tree", "--vocab", "8", "--horizon", "10"], "8**10 is more than 4096"),
+    (["--task", "tree", "--vocab", "8", "--horizon", "10"], "at most 4,194,304 are allowed"),
     (
         ["--policy", "tabular", "--noise", "router"],
         "noise router needs a policy with a router (moe), not tabular",
@@ -232,6 +241,11 @@ MISTAKES = [
     (["--noise-from", "absent.parquet"], "absent.parquet: cannot be read"),
     (["--config", "absent.toml"], "absent.toml: cannot be read as TOML"),
     (bad_file("seeds = = 3"), "cannot be read as TOML"),
+    (bad_file("[seeds]\nx = 1"), "seeds: Input should be a valid integer"),
+    (bad_file('experiment = "e9"'), "no experiment 'e9'"),
+    (["--methods", "ppo", "sat:alpha=0.9,alpha=0.5"], "alpha is given twice"),
+    (["--lags", "interval@3:n=8"], "is not name[:argument=value,...]"),
+    (["--vocab", "4096", "--prompts", "512"], "at most 4,194,304 are allowed"),
     (bad_file("seedz = 3"), "seedz: Extra inputs are not permitted"),
     (bad_file("[training]\nlearning_rate = 3"), "learning_rate: Extra inputs"),
     (bad_log('{"trainer_logprobs": [-1.0]}\n'), "row 0: column rollout_logprobs is missing"),
@@ -271,6 +285,35 @@ def test_unwritable_folder(tmp_path, capsys):
         run(tmp_path / "file" / "x")
     assert stop.value.code == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_broken_cell_is_run_again(folder, tmp_path):
+    """A cell cut short by a crash counts as missing."""
+    shutil.copytree(folder, tmp_path / "copy")
+    cell = sorted((tmp_path / "copy" / "cells").iterdir())[0]
+    cell.write_bytes(cell.read_bytes()[:100])
+    run(tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(folder)
+
+
+def test_changed_code_never_meets_old_cells(monkeypatch):
+    """The name of a cell depends on the source and on every setting."""
+    cell = parse_compare([*TINY, *ARMS]).settings.cells()[0]
+    other = parse_compare([*TINY, *ARMS, "--lr", "0.3"]).settings.cells()[0]
+    assert len({cell.key("a"), cell.key("b"), other.key("a")}) == 3
+    digest = simlab.compare.source_digest()
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda p: real(p) + b"#" * (p.name == "ppo.py"))
+    assert simlab.compare.source_digest() != digest
+
+
+def test_a_large_world_takes_smaller_cells():
+    """Memory is bounded: fewer seeds share a program when tables are large."""
+    words = ["--task", "tree", "--vocab", "6", "--horizon", "5", "--prompts", "2", "--seeds", "24"]
+    cells = parse_compare([*words, "--methods", "ppo", "--lags", "1"]).settings.cells()
+    largest = cells[0].world.largest
+    assert all(len(c.seeds) * largest <= 1 << 22 for c in cells)
+    assert sum(len(c.seeds) for c in cells) == 24
 
 
 def test_full_disk(tmp_path, monkeypatch, capsys):

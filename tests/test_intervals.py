@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from simlab.intervals import mean_interval, share_interval
+from simlab.intervals import mean_interval, median_interval, share_interval
 
 TRIALS = 2000
 
@@ -33,6 +33,26 @@ def test_t_interval_covers(shape, least):
         _, low, high = mean_interval(sample)
         hits += low <= truth <= high
     assert least <= hits / TRIALS <= 0.985
+
+
+@pytest.mark.parametrize("level", [0.95, 1 - 0.05 / 52])
+@pytest.mark.parametrize("drop", [0.0, 1 / 24, 0.3])
+def test_median_interval_covers_whatever_the_tail(level, drop):
+    """The interval that verdicts rest on misses no more often than it says, rare collapses included."""
+    rng, misses, trials = np.random.default_rng(1), 0, 4000
+    truth = stats.norm.ppf((0.5 - drop) / (1 - drop)) if drop else 0.0
+    for _ in range(trials):
+        sample = rng.standard_normal(24) - 90 * (rng.random(24) < drop)
+        _, low, high = median_interval(sample, level)
+        misses += not low <= truth <= high
+    assert stats.binomtest(misses, trials, 1 - level, alternative="greater").pvalue > 1e-3
+
+
+def test_median_interval_by_hand():
+    """24 values, 95 %: the 7th and the 18th; 3 values allow no bound at that level."""
+    x = np.arange(24.0)
+    assert median_interval(x) == (11.5, 6.0, 17.0)
+    assert median_interval(np.array([1.0, 2.0, 3.0])) == (2.0, -np.inf, np.inf)
 
 
 @pytest.mark.parametrize("p", [0.02, 0.14, 0.5])

@@ -77,10 +77,15 @@ def test_grid_moves_a_number_by_its_declared_step(dtype, step):
 
 def test_one_sided_precision_is_worse_than_both_low():
     """Case C018: bf16 gives 10.03 -> 10.0, so a gap of .03 appears only when one side rounds."""
-    x = torch.tensor([[10.03]])
-    low = grid.cast(x, "bf16")
-    assert (low - low).abs().item() == 0
-    assert (x - low).item() == pytest.approx(0.03, abs=1e-5)
+    z = torch.tensor([10.03, 10.0]).log_softmax(-1).view(1, 1, 1, 1, 2) + 10.03
+
+    def first(trainer, engine):
+        """d of the first token when each side holds its logits on the grid or not."""
+        sides = [grid.cast(z, "bf16") if low else z for low in (trainer, engine)]
+        return (torch.log_softmax(sides[0], -1) - torch.log_softmax(sides[1], -1))[..., 0].item()
+
+    assert abs(first(False, True)) > 1e-3
+    assert first(True, True) == first(False, False) == 0
 
 
 def test_grid_rounds_weights_or_logits_and_is_deterministic():
@@ -112,8 +117,9 @@ def test_truncation_multiplies_every_ratio_by_the_kept_mass():
 
 
 def test_shift_answers_with_the_neighbour():
-    """mu at position t is pi at position t - 1."""
+    """mu at position t is pi at position t - 1, and at position 0 itself."""
     logp, logp_mu = tables(Noise("shift"))
+    assert torch.allclose(logp_mu[:, :, 0], logp[:, :, 0], atol=1e-6)
     assert torch.allclose(logp_mu[:, :, 1:], logp[:, :, :-1], atol=1e-6)
 
 
@@ -161,6 +167,14 @@ def put(row, name, index, value):
     ("change", "says"),
     [
         (drop("rollout_logprobs"), "column rollout_logprobs is missing"),
+        (
+            lambda rows: rows[5].update(rollout_logprobs=-1.0),
+            "row 5: rollout_logprobs is -1.0, not a list",
+        ),
+        (lambda rows: rows[5].update(loss_mask=1), "row 5: loss_mask is 1, not a list"),
+        (put(6, "rollout_logprobs", 0, "a"), "row 6: rollout_logprobs holds 'a', not a number"),
+        (put(6, "rollout_logprobs", 0, None), r"row 6, rollout_logprobs\[0\] is nan"),
+        (lambda rows: rows.__setitem__(7, [1, 2]), "row 7 is not an object"),
         (drop("trainer_logprobs_before"), "row 0 was sampled at version 0 and scored at version 8"),
         (put(3, "rollout_logprobs", 2, float("nan")), r"row 3, rollout_logprobs\[2\] is nan"),
         (put(1, "trainer_logprobs_before", 0, 0.5), r"row 1, trainer_logprobs_before\[0\] is 0.5"),
@@ -196,6 +210,29 @@ def test_integers_and_booleans_are_numbers_and_masks(tmp_path):
     assert read_pairs(edited(tmp_path, change))[1][:3].tolist() == [0.0, -1.0, -2.0]
 
 
+def test_one_new_token_is_lag_too(tmp_path):
+    """A response whose last token alone has the trainer's version was not scored at equal weights."""
+
+    def change(rows):
+        for row in rows:
+            row.pop("trainer_logprobs_before")
+            row["weight_versions"] = [0] * (len(row["weight_versions"]) - 1) + [8]
+
+    with pytest.raises(ValueError, match="sampled at version 0 and scored at version 8"):
+        read_pairs(edited(tmp_path, change))
+
+
+def test_a_truncation_mismatch_is_not_noise(tmp_path):
+    """Case C009: every gap is log .8; resampling it as noise would be wrong, so it is refused."""
+
+    def change(rows):
+        for row in rows:
+            row["rollout_logprobs"] = [min(x + 0.223, 0.0) for x in row["trainer_logprobs_before"]]
+
+    with pytest.raises(ValueError, match="temperature, truncation or position mismatch"):
+        read_pairs(edited(tmp_path, change))
+
+
 def test_masked_nan_in_a_log_is_not_read(tmp_path):
     """A non-finite number under loss_mask = 0 is ordinary."""
 
@@ -210,15 +247,21 @@ def test_masked_nan_in_a_log_is_not_read(tmp_path):
     ("name", "arguments", "says"),
     [
         ("gausian", {}, "no noise 'gausian'; there are gaussian"),
-        ("gaussian", {"sigma": 1}, "noise gaussian: .*'sigma'"),
+        ("gaussian", {"sigma": 1}, "noise gaussian has no argument sigma; it takes scale"),
+        ("gaussian", {"scale": -1}, "scale must be at least 0"),
+        ("gaussian", {"scale": float("nan")}, "scale must be at least 0"),
+        ("router", {"scale": "a"}, "scale must be float, got 'a'"),
+        ("truncate", {"top_k": 2.5}, "top_k must be int"),
+        ("shift", {"by": -1}, "by must be at least 0"),
         ("temperature", {"tau": 0}, "tau must be above 0"),
         ("temperature", {"tau": -1}, "tau must be above 0"),
         ("temperature", {"tau": float("nan")}, "tau must be above 0"),
         ("truncate", {"top_p": 0}, "0 < top_p <= 1"),
         ("grid", {"dtype": "int8"}, "dtype must be bf16 or fp8"),
         ("grid", {"on": "keys"}, "on must be weights or logits"),
-        ("student_t", {"df": 0}, "df must be above 0"),
-        ("replay", {}, "path"),
+        ("student_t", {"df": 0}, "df > 0, got 0.05, 0"),
+        ("replay", {}, "path of a .parquet"),
+        ("replay", {"path": 3}, "path must be str"),
         ("replay", {"path": "no/such.parquet"}, "no/such.parquet: cannot be read"),
         ("replay", {"path": "log.csv"}, "must be a .parquet or a .jsonl"),
     ],

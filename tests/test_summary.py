@@ -8,6 +8,7 @@ from simlab.config import Config
 from simlab.report import findings
 from simlab.summary import MEANS, placebo_spread, runs, summarize
 
+SEEDS = 12
 STEPS = list(range(0, 80, 10))  # 8 logged steps: the last eighth is the last one
 
 
@@ -27,7 +28,7 @@ def ramp(final, peak=None):
 
 
 def config(*methods):
-    return Config(methods=methods, lags=("1",), seeds=6, noise=())
+    return Config(methods=methods, lags=("1",), seeds=SEEDS, noise=())
 
 
 def curves(**finals):
@@ -49,18 +50,41 @@ def test_final_peak_collapse_and_vacuous():
 
 
 def noisy(mean, scale=0.01, seed=0):
-    return mean + scale * np.random.default_rng(seed).standard_normal(6)
+    return mean + scale * np.random.default_rng(seed).standard_normal(SEEDS)
 
 
-def test_verdict_needs_the_simultaneous_interval_outside_the_placebo_spread():
+def test_verdict_needs_the_exact_interval_outside_the_placebo_spread():
     """The same gap is a finding next to a small placebo spread and none next to a large one."""
     methods = ("ppo", "sat", "placebo-eps=ppo:eps_low=0.2001")
     for offset, verdict in ((0.002, "above"), (0.25, "not separated")):
-        data = curves(ppo=[0.6] * 6, sat=noisy(0.8), **{"placebo-eps": noisy(0.6 + offset, 0.001)})
+        finals = {"placebo-eps": noisy(0.6 + offset, 0.001)}
+        data = curves(ppo=[0.6] * SEEDS, sat=noisy(0.8), **finals)
         table = summarize(config(*methods), rows(data))
         sat = table.row(by_predicate=pl.col("arm") == "sat", named=True)
         assert sat["verdict"] == verdict
         assert placebo_spread(config(*methods), table, "1") == pytest.approx(offset, abs=0.002)
+
+
+def test_a_verdict_is_about_the_typical_seed_and_needs_enough_of_them():
+    """One collapse turns the mean, not the median; three seeds allow no verdict at all."""
+    finals = noisy(0.8)
+    finals[3] = 0.0
+    data = rows(curves(ppo=[0.6] * SEEDS, sat=finals))
+    row = summarize(config("ppo", "sat"), data).row(by_predicate=pl.col("arm") == "sat", named=True)
+    assert row["verdict"] == "above"
+    assert row["typical"] > row["diff"] + 0.05
+    assert row["collapsed"] == 1
+    few = Config(methods=("ppo", "sat"), lags=("1",), seeds=3, noise=())
+    table = summarize(few, data.filter(pl.col("seed") < 3))
+    assert table["verdict"].to_list() == ["reference", "not separated"]
+    assert "3 seeds are too few for any verdict" in " ".join(findings(few, table))
+
+
+def test_a_placebo_runs_the_method_of_the_reference():
+    """With another reference the placebo arms of ppo are ordinary arms."""
+    methods = ("ppo", "sat", "placebo-draws=ppo@1")
+    assert config(*methods).placebos == ["placebo-draws"]
+    assert Config(methods=methods, reference="sat").placebos == []
 
 
 def test_overlapping_arms_are_never_ranked():
@@ -76,17 +100,34 @@ def test_overlapping_arms_are_never_ranked():
 
 
 def test_identical_arms_are_named():
-    """Arms whose runs are equal to the last bit are reported as one and the same."""
-    data = curves(ppo=[0.5, 0.6, 0.7, 0.5, 0.6, 0.7], sat=[0.5, 0.6, 0.7, 0.5, 0.6, 0.7])
+    """Arms with the very same runs are named; arms that end alike but were cut differently are not."""
+    data = rows(curves(ppo=noisy(0.6), sat=noisy(0.6)))
     chosen = config("ppo", "sat")
-    assert "sat at lag 1 equals ppo to the last bit" in " ".join(
-        findings(chosen, summarize(chosen, rows(data)))
-    )
+    said = "sat gave the very runs of ppo"
+    assert said in " ".join(findings(chosen, summarize(chosen, data)))
+    other = data.with_columns(pl.when(pl.col("arm") == "sat").then(0.2).otherwise(0.1).alias("cut"))
+    assert said not in " ".join(findings(chosen, summarize(chosen, other)))
 
 
 def test_a_violated_bound_is_counted():
     """Remainder above both penalties, on every logged step of one run."""
-    data = rows(curves(ppo=[0.5] * 6)).with_columns(
+    data = rows(curves(ppo=[0.5] * SEEDS)).with_columns(
         pl.when(pl.col("seed") == 2).then(9.0).otherwise(0.1).alias("remainder")
     )
     assert summarize(config("ppo"), data)["bound_violations"][0] == 8
+
+
+def test_a_diverged_run_violates_nothing():
+    """NaN rows count as collapse, not as a violated or vacuous bound."""
+    nan = pl.lit(float("nan"))
+    broken = (pl.col("seed") == 1) & (pl.col("step") >= 40)
+    names = ("J", "remainder", "penalty_mean", "penalty_max", "S")
+    data = rows(curves(ppo=[0.5] * SEEDS)).with_columns(
+        [pl.when(broken).then(nan).otherwise(pl.col(n)).alias(n) for n in names]
+    )
+    table = summarize(config("ppo"), data)
+    assert table["bound_violations"][0] == 0
+    assert table["diverged"][0] == 1
+    one = runs(data).filter(pl.col("seed") == 1)
+    assert one["vacuous_mean"].item() == 0.0
+    assert findings(config("ppo"), table)[0].startswith("1 of 12 runs collapsed")

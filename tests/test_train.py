@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from simlab.config import Config, Training, WorldSpec, regime
+from simlab.experiments import EXPERIMENTS
 from simlab.train import train
 
 SMALL = WorldSpec(prompts=3, horizon=5, vocab=4, answers=4)
@@ -90,7 +91,11 @@ def test_learning_improves_the_exact_reward():
 def test_paired_streams():
     """Methods share worlds, first weights and draws; @1 shares worlds and weights only."""
     found = {c.arm.label: train(c) for c in cells(methods=("ppo", "none", "ppo@1"))}
+    last = {label: by_seed(rows, 0)[-1] for label, rows in found.items()}
+    assert len({row["J"] for row in last.values()}) == 3
     first = {label: by_seed(rows, 0)[0] for label, rows in found.items()}
+    (far,) = cells(methods=("ppo",), lags=("5",))
+    assert by_seed(train(far), 0)[0] == first["ppo"]
     assert first["ppo"]["J"] == first["none"]["J"] == first["ppo@1"]["J"]
     assert first["ppo"]["reward"] == first["none"]["reward"]
     assert first["ppo"]["d_bar"] != first["ppo@1"]["d_bar"]
@@ -108,6 +113,19 @@ def test_gradient_clip_and_a_lane_that_blows_up():
     assert finite.tolist() == [True, True, False]
     assert w["a"].grad[:, 0].tolist() == pytest.approx([0.6, 0.3, 0.0])
     assert w["b"].grad.flatten().tolist() == pytest.approx([0.8, 0.4, 0.0])
+
+
+def test_logged_steps_see_every_age():
+    """The default log_every does not alias with the lags of any experiment."""
+    for experiment in EXPERIMENTS.values():
+        config = Config(**experiment.SETTINGS)
+        for lag in map(regime, config.lags):
+            steps = range(0, config.training.steps + 1, config.training.log_every)
+            ages = [k - lag.version(k) for k in steps if k >= 2 * (lag.largest_age + 1)]
+            every = {k - lag.version(k) for k in range(2 * (lag.largest_age + 1), 2000)}
+            missed = every - set(ages)
+            assert len(missed) <= len(every) / 2, (experiment.__name__, lag)
+            assert abs(np.mean(ages) - np.mean(list(every))) < 0.05 * np.mean(list(every)) + 0.2
 
 
 @pytest.mark.parametrize(

@@ -188,5 +188,5 @@ def test_impossible_worlds_are_refused(arguments):
     """The environment checks its arguments like the command line does."""
     with pytest.raises(ConfigError):
         simlab.env.TokenMDPEnv(**arguments)
-    with pytest.raises(ValueError, match="more than 4096"):
+    with pytest.raises(ConfigError, match="at most 4,194,304"):
         simlab.env.TokenMDPEnv(task="tree")

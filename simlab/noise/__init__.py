@@ -9,6 +9,7 @@ One field is drawn per broadcast: mu is then a definite policy and every theorem
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from simlab.draws import Draws
 from simlab.noise import gaussian, grid, replay, router, shift, student_t, temperature, truncate
 from simlab.policies import log_normalise
+from simlab.stabilizers import check_types
 
 NOISES: dict[str, ModuleType] = {
     "gaussian": gaussian,
@@ -29,6 +31,9 @@ NOISES: dict[str, ModuleType] = {
     "temperature": temperature,
     "truncate": truncate,
 }
+
+
+STAGES = ("weights", "router", "logits")
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,18 @@ class Noise:
     def __post_init__(self):
         if self.name not in NOISES:
             raise ValueError(f"no noise {self.name!r}; there are {', '.join(NOISES)}")
+        functions = [getattr(NOISES[self.name], stage, None) for stage in STAGES]
+        known = {k: v for f in filter(None, functions) for k, v in hyperparameters(f).items()}
+        if unknown := self.arguments.keys() - known.keys():
+            raise ValueError(
+                f"noise {self.name} has no argument {', '.join(sorted(unknown))}; "
+                f"it takes {', '.join(known)}"
+            )
+        check_types(f"noise {self.name}", known, self.arguments)
         tiny = {"weights": {"w": torch.zeros(1, 2, 2)}, "router": torch.zeros(1, 1, 2)}
         tiny["logits"] = torch.zeros(1, 1, 1, 1, 2)
         for stage, x in tiny.items():
-            try:
-                self.at(stage, x, Draws([0]))  # the modules check their own values
-            except TypeError as error:
-                raise ValueError(f"noise {self.name}: {error}") from error
+            self.at(stage, x, Draws([0]))  # the modules check their own values
 
     def at(self, stage: str, x, draws: Draws):
         """x after this noise's part in a stage, x itself if it has none."""
@@ -68,3 +78,9 @@ def behaviour(policy: ModuleType, w: dict, X: Tensor, shape: tuple, noises, draw
 
     z = policy.logits(chain("weights", w), X, router=lambda g: chain("router", g))
     return log_normalise(chain("logits", z.unflatten(1, shape[:-1])))
+
+
+def hyperparameters(function) -> dict[str, str]:
+    """Annotations of a stage function's keyword-only parameters."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.annotation for p in parameters if p.kind == p.KEYWORD_ONLY}

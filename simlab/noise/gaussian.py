@@ -11,5 +11,7 @@ from simlab.draws import Draws
 
 
 def logits(z: Tensor, draws: Draws, *, scale: float = 0.05) -> Tensor:
-    """z `[L, P, T, M, V]` + scale * normal."""
+    """z `[L, P, T, M, V]` + scale * normal. Raises ValueError unless scale >= 0."""
+    if not 0 <= scale < float("inf"):
+        raise ValueError(f"gaussian: scale must be at least 0 and finite, got {scale}")
     return z + scale * draws.normal(*z.shape[1:])

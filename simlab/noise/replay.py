@@ -39,11 +39,19 @@ def read_pairs(path: str) -> tuple[np.ndarray, np.ndarray]:
     file = Path(path)
     rows = _read_rows(file)
     before = "trainer_logprobs_before"
-    score = before if rows and before in rows[0] else "trainer_logprobs"
+    score = (
+        before if rows and isinstance(rows[0], dict) and before in rows[0] else "trainer_logprobs"
+    )
     pairs = [_read_row(f"{file}: row {i}", row, score) for i, row in enumerate(rows)]
     trainer, rollout = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
     if len(trainer) < BINS:
         raise ValueError(f"{file}: {len(trainer)} unmasked tokens, at least {BINS} are needed")
+    d = trainer - rollout
+    if abs(d.mean()) > d.std() / 2 > 0:
+        raise ValueError(
+            f"{file}: the mean gap {d.mean():.3f} nats is not small against its spread {d.std():.3f}; "
+            "that is a temperature, truncation or position mismatch, not noise that can be replayed"
+        )
     return trainer, rollout
 
 
@@ -61,34 +69,47 @@ def _read_rows(file: Path) -> list[dict]:
 
 def _read_row(where: str, row: dict, score: str) -> np.ndarray:
     """[trainer, rollout] of the unmasked tokens of one response."""
-    columns = {}
-    for name in (score, "rollout_logprobs"):
-        if not isinstance(row.get(name), list):
-            raise ValueError(f"{where}: column {name} is missing; it has {', '.join(row)}")
-        columns[name] = row[name]
-    mask = row.get("loss_mask")
-    columns["loss_mask"] = [1] * len(row[score]) if mask is None else mask
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} is not an object with columns")
+    columns = {name: _numbers(where, row, name) for name in (score, "rollout_logprobs")}
+    if row.get("loss_mask") is not None:
+        columns["loss_mask"] = _numbers(where, row, "loss_mask")
     lengths = [len(x) for x in columns.values()]
     if len(set(lengths)) > 1:
         sizes = ", ".join(f"{n} {name}" for n, name in zip(lengths, columns, strict=True))
         raise ValueError(f"{where} has {sizes} entries")
-    sampled, scored = row.get("weight_versions"), row.get("trainer_version")
-    if score == "trainer_logprobs" and sampled and scored is not None and max(sampled) != scored:
-        raise ValueError(
-            f"{where} was sampled at version {max(sampled)} and scored at version {scored}; that gap "
-            "holds policy lag, so trainer_logprobs_before (scores at the rollout's weights) is needed"
-        )
-    active = np.array(columns.pop("loss_mask"), dtype=float)
-    if not np.isin(active, (0, 1)).all():
+    mask = columns.pop("loss_mask", np.ones(lengths[0]))
+    if not np.isin(mask, (0, 1)).all():
         raise ValueError(f"{where}: loss_mask must hold 0 and 1 only")
-    active = active > 0
-    out = np.array([[np.nan if v is None else v for v in x] for x in columns.values()], dtype=float)
-    for name, x in zip(columns, out, strict=True):
+    active = mask > 0
+    if score == "trainer_logprobs" and row.get("weight_versions") is not None:
+        versions, scored = _numbers(where, row, "weight_versions"), row.get("trainer_version")
+        other = active & (versions != scored) if len(versions) == len(mask) else ~active
+        if scored is not None and other.any():
+            raise ValueError(
+                f"{where} was sampled at version {versions[other][0]:.0f} and scored at version "
+                f"{scored}; that gap holds policy lag, so trainer_logprobs_before (scores at the "
+                "rollout's weights) is needed"
+            )
+    for name, x in columns.items():
         bad = active & (~np.isfinite(x) | (x > 0))
         if bad.any():
             at = int(bad.argmax())
             raise ValueError(f"{where}, {name}[{at}] is {x[at]}, not a log-prob")
-    return out[:, active]
+    return np.stack(list(columns.values()))[:, active]
+
+
+def _numbers(where: str, row: dict, name: str) -> np.ndarray:
+    """A list column of a row as floats; a null entry is NaN."""
+    if name not in row:
+        raise ValueError(f"{where}: column {name} is missing; it has {', '.join(row)}")
+    value = row[name]
+    if not isinstance(value, list):
+        raise ValueError(f"{where}: {name} is {value!r}, not a list")
+    odd = [x for x in value if not (x is None or isinstance(x, (int, float)))]
+    if odd:
+        raise ValueError(f"{where}: {name} holds {odd[0]!r}, not a number")
+    return np.array([np.nan if x is None else x for x in value], dtype=float)
 
 
 def logit(logp: np.ndarray) -> np.ndarray:
@@ -109,8 +130,10 @@ def gaps(path: str) -> tuple[np.ndarray, np.ndarray]:
     return edges, rows
 
 
-def logits(z: Tensor, draws: Draws, *, path: str) -> Tensor:
-    """z `[L, P, T, M, V]` moved by resampled log-odds gaps of the log at `path`."""
+def logits(z: Tensor, draws: Draws, *, path: str = "") -> Tensor:
+    """z `[L, P, T, M, V]` moved by resampled log-odds gaps of the log at `path`, which is required."""
+    if not path:
+        raise ValueError("replay: path of a .parquet or .jsonl log is needed")
     edges, rows = gaps(path)
     p = torch.softmax(z.double(), -1)
     bins = torch.searchsorted(torch.from_numpy(edges), p.log(), right=True)

@@ -12,5 +12,7 @@ from simlab.draws import Draws
 
 
 def router(g: Tensor, draws: Draws, *, scale: float = 0.05) -> Tensor:
-    """g `[L, S, experts]` + scale * normal."""
+    """g `[L, S, experts]` + scale * normal. Raises ValueError unless scale >= 0."""
+    if not 0 <= scale < float("inf"):
+        raise ValueError(f"router: scale must be at least 0 and finite, got {scale}")
     return g + scale * draws.normal(*g.shape[1:])

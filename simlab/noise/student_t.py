@@ -12,7 +12,7 @@ from simlab.draws import Draws
 
 
 def logits(z: Tensor, draws: Draws, *, scale: float = 0.05, df: float = 3.0) -> Tensor:
-    """z `[L, P, T, M, V]` + scale * t(df). Raises ValueError unless df > 0."""
-    if not df > 0:
-        raise ValueError(f"student_t: df must be above 0, got {df}")
+    """z `[L, P, T, M, V]` + scale * t(df). Raises ValueError unless scale >= 0 and df > 0."""
+    if not (0 <= scale < float("inf") and df > 0):
+        raise ValueError(f"student_t: needs scale >= 0, finite, and df > 0, got {scale}, {df}")
     return z + scale * draws.each(lambda rng: rng.standard_t(df, z.shape[1:]).astype(np.float32))

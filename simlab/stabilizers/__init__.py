@@ -61,14 +61,12 @@ def bind(name: str, **arguments) -> Stabilizer:
     split, unknown = {}, set(arguments)
     for part in ("surrogate", "whole_batch"):
         if function := getattr(module, part, None):
-            own = _settable(function)
+            own = settable(function)
             unknown -= own.keys()
-            for key in own.keys() & arguments.keys():
-                if not _fits(arguments[key], own[key]):
-                    raise ValueError(f"{name}: {key} must be {own[key]}, got {arguments[key]!r}")
+            check_types(name, own, arguments)
             split[part] = partial(function, **{k: v for k, v in arguments.items() if k in own})
     if unknown:
-        known = sorted({a for f in split.values() for a in _settable(f.func)})
+        known = sorted({a for f in split.values() for a in settable(f.func)})
         raise ValueError(
             f"{name} has no argument {', '.join(sorted(unknown))}; "
             f"it takes {', '.join(known) or 'none'}"
@@ -78,19 +76,22 @@ def bind(name: str, **arguments) -> Stabilizer:
     return bound
 
 
-KINDS = {"float": (int, float), "str": str, "bool": bool, "None": type(None)}
+KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool, "None": type(None)}
 
 
-def _fits(value, annotation: str) -> bool:
-    """Whether a value is one of the types that an annotation like "float | None" names."""
-    return any(
-        isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
-        for kind in annotation.split(" | ")
-    )
+def check_types(name: str, annotations: dict[str, str], arguments: dict) -> None:
+    """Raises ValueError for an argument that is none of the types its annotation names."""
+    for key in annotations.keys() & arguments.keys():
+        value, kinds = arguments[key], annotations[key].split(" | ")
+        if not any(
+            isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
+            for kind in kinds
+        ):
+            raise ValueError(f"{name}: {key} must be {annotations[key]}, got {value!r}")
 
 
-def _settable(function) -> dict[str, str]:
-    """Annotations of keyword-only parameters with a default, except the reducer."""
+def settable(function) -> dict[str, str]:
+    """Annotations of the hyper-parameters: keyword-only, with a default, not the reducer."""
     parameters = inspect.signature(function).parameters.values()
     return {
         p.name: p.annotation

@@ -1,4 +1,4 @@
-"""Tasks by name: `build(rng, *, P, T, V) -> World` of one seed."""
+"""Tasks by name: `build(rng, *, P, T, V) -> World` of one seed, `states(T, V)` of its automaton."""
 
 from __future__ import annotations
 

@@ -12,6 +12,11 @@ from simlab.tasks.world import World, make_world, pretrained
 M = 3
 
 
+def states(T: int, V: int) -> int:
+    """Three levels of health."""
+    return M
+
+
 def build(rng: np.random.Generator, *, P: int, T: int, V: int) -> World:
     """One world; the right token is drawn for every state (p, t, m)."""
     right = rng.integers(V, size=(P, T, M))

@@ -12,6 +12,11 @@ from simlab.tasks.world import World, make_world, pretrained
 M = 3
 
 
+def states(T: int, V: int) -> int:
+    """Residues."""
+    return M
+
+
 def build(rng: np.random.Generator, *, P: int, T: int, V: int) -> World:
     """One world; the base policy favours a random token per state."""
     step = rng.integers(M, size=(P, T, 1, V))

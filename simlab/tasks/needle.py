@@ -7,6 +7,11 @@ import numpy as np
 from simlab.tasks.world import World, make_world, pretrained
 
 
+def states(T: int, V: int) -> int:
+    """Right so far, or not."""
+    return 2
+
+
 def build(rng: np.random.Generator, *, P: int, T: int, V: int) -> World:
     """One world; state 1 is "all right so far", state 0 absorbs."""
     right = np.repeat(rng.integers(V, size=(P, T, 1)), 2, axis=2)

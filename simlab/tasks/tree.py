@@ -9,17 +9,15 @@ import numpy as np
 
 from simlab.tasks.world import World, make_world, pretrained
 
-LARGEST = 4096
+
+def states(T: int, V: int) -> int:
+    """Every prefix."""
+    return V**T
 
 
 def build(rng: np.random.Generator, *, P: int, T: int, V: int) -> World:
-    """One world; state m at position t is the prefix read in base V. Raises ValueError if too large."""
-    if V**T > LARGEST:
-        raise ValueError(
-            f"task tree enumerates vocab**horizon answers, {V}**{T} is more than {LARGEST}; "
-            "choose a smaller vocab or horizon"
-        )
-    M = V**T
+    """One world; state m at position t is the prefix read in base V."""
+    M = states(T, V)
     child = (np.arange(M)[:, None] * V + np.arange(V)) % M
     next_state = np.broadcast_to(child, (P, T, M, V))
     right = rng.integers(V, size=(P, T, M))

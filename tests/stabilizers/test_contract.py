@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oracles import ORACLES
 
 from simlab.aggregate import AGGREGATIONS, mean
-from simlab.batch_stats import global_counts, response_lengths, summarize
+from simlab.batch_stats import global_counts, reduce_diagnostics, response_lengths
 from simlab.stabilizers import STABILIZERS, bind
 from simlab.tokens import OPTIONAL, TokenBatch
 
@@ -88,7 +88,7 @@ def test_lanes_do_not_see_each_other(case):
     """A [2, 3, N] batch gives the six answers of its lanes, gradient and diagnostics included."""
     bound, b = method(case), ragged(1, lanes=(2, 3), by_token=True)
     out, grad = graded(bound, b)
-    shown = summarize(b, out.diagnostics)
+    shown = reduce_diagnostics(b, out.diagnostics)
     for i in range(2):
         for j in range(3):
             lane = replace(b, **{name: getattr(b, name)[i, j] for name in tensor_fields(b)})
@@ -96,7 +96,7 @@ def test_lanes_do_not_see_each_other(case):
             close(out.S[i, j].detach(), alone.S.detach())
             close(grad[i, j], alone_grad)
             assert torch.equal(out.active[i, j], alone.active)
-            for name, value in summarize(lane, alone.diagnostics).items():
+            for name, value in reduce_diagnostics(lane, alone.diagnostics).items():
                 close(shown[name][i, j], value)
 
 
@@ -106,7 +106,7 @@ def test_diagnostics_are_finite_and_name_a_known_reducer(case):
     b = ragged(2, lanes=(2,))
     diagnostics = method(case)(b).diagnostics
     assert {d.reduce for d in diagnostics.values()} <= {"mean", "min", "max"}
-    for value in summarize(b, diagnostics).values():
+    for value in reduce_diagnostics(b, diagnostics).values():
         assert value.shape == (2,)
         assert torch.isfinite(value).all()
 
@@ -127,8 +127,10 @@ def test_what_stands_under_the_mask_is_never_read(case, garbage):
     assert torch.equal(got.S, want.S)
     assert torch.equal(got_grad, want_grad)
     assert torch.equal(got.active, want.active)
-    shown = summarize(dirty, got.diagnostics)
-    assert all(torch.equal(shown[k], v) for k, v in summarize(clean, want.diagnostics).items())
+    shown = reduce_diagnostics(dirty, got.diagnostics)
+    assert all(
+        torch.equal(shown[k], v) for k, v in reduce_diagnostics(clean, want.diagnostics).items()
+    )
     for how in AGGREGATIONS:
         assert torch.equal(aggregate(how, got.S, dirty)[0], aggregate(how, want.S, clean)[0])
 
@@ -196,7 +198,7 @@ def test_diagnostics_without_active_tokens_are_not_nan(case, shape):
     x = torch.full(shape, torch.nan)
     b = TokenBatch(x, x, x, x.bool() & False, torch.zeros(shape).long(), logp_prox=x)
     diagnostics = method(case)(b).diagnostics
-    for name, value in summarize(b, diagnostics).items():
+    for name, value in reduce_diagnostics(b, diagnostics).items():
         assert value.shape == shape[:-1]
         assert not value.isnan().any()
         if diagnostics[name].reduce == "mean":
@@ -229,7 +231,7 @@ def test_overflow_stays_finite_and_is_counted(case, anchor, dtype):
         against_prox = case[0] in ("icepop", "tis")
         d = b.logp - (b.logp_prox if against_prox else b.logp_mu)
         want = int((d > 70).sum()) / len(EXTREME)
-        assert float(summarize(b, out.diagnostics)["overflow"]) == pytest.approx(want)
+        assert float(reduce_diagnostics(b, out.diagnostics)["overflow"]) == pytest.approx(want)
 
 
 @every
@@ -248,8 +250,10 @@ def test_bf16_is_widened_before_anything_is_computed(case):
     assert got.S.dtype == torch.float32
     assert torch.equal(got.S, want.S)
     assert torch.equal(got.active, want.active)
-    shown = summarize(low, got.diagnostics)
-    assert all(torch.equal(shown[k], v) for k, v in summarize(low, want.diagnostics).items())
+    shown = reduce_diagnostics(low, got.diagnostics)
+    assert all(
+        torch.equal(shown[k], v) for k, v in reduce_diagnostics(low, want.diagnostics).items()
+    )
 
 
 @every

@@ -15,7 +15,7 @@ import torch
 from batches import graded
 
 from simlab.aggregate import mean, token_mean
-from simlab.batch_stats import summarize
+from simlab.batch_stats import reduce_diagnostics
 from simlab.stabilizers import STABILIZERS, bind
 from simlab.tokens import TokenBatch
 
@@ -64,7 +64,7 @@ def test_golden_numbers(name, case):
     np.testing.assert_allclose(out.S.detach(), case["S"], rtol=RTOL, atol=1e-12)
     np.testing.assert_allclose(grad, case["grad"], rtol=RTOL, atol=1e-12)
     assert out.active.tolist() == [bool(x) for x in case["active"]]
-    shown = summarize(b, out.diagnostics)
+    shown = reduce_diagnostics(b, out.diagnostics)
     for key, value in case.get("diagnostics", {}).items():
         assert float(shown[key]) == pytest.approx(value, rel=RTOL, abs=1e-12), key
     if "loss" in case:

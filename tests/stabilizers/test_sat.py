@@ -8,7 +8,7 @@ from batches import by_response, cast, graded, on_ranks, ragged, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simlab.batch_stats import summarize
+from simlab.batch_stats import reduce_diagnostics
 from simlab.stabilizers import bind, sat
 
 few = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -178,7 +178,7 @@ def test_q_and_contraction_are_constants():
 def test_the_five_runtime_quantities_are_reported():
     """Table 10: mean radii, gate rate, smallest c, q; by their own reducers, per lane."""
     b = ragged(lanes=(3,))
-    shown = summarize(b, bind("sat")(b).diagnostics)
+    shown = reduce_diagnostics(b, bind("sat")(b).diagnostics)
     _, low, high, c, gate = parts(b)
     for i in range(3):
         on = b.mask[i]
@@ -234,7 +234,7 @@ def test_a_long_outlier_sets_q_and_is_not_gated():
     """Lengths 10, 20, 30, 40 with the outlier on 40: it holds 40 % of the tokens, so q is its |d|."""
     b = sequences([10, 20, 30, 40], [0.0005, 0.0006, 0.0004, 0.004])
     out = bind("sat", level="sequence")(b)
-    assert float(summarize(b, out.diagnostics)["q"]) == pytest.approx(0.004)
+    assert float(reduce_diagnostics(b, out.diagnostics)["q"]) == pytest.approx(0.004)
     assert not out.diagnostics["gate_rate"].value.any()
 
 
@@ -242,7 +242,7 @@ def test_a_short_outlier_is_gated_and_clipped():
     """5 % of the tokens at .004 against .0005: c = .01538, limit 1.00308 < rho = 1.00401."""
     b = sequences([38, 57, 5], [0.0005, -0.0005, 0.004])
     out = bind("sat", level="sequence")(b)
-    shown = summarize(b, out.diagnostics)
+    shown = reduce_diagnostics(b, out.diagnostics)
     assert float(shown["c_min"]) == pytest.approx(0.01538, abs=5e-6)
     assert float(shown["gate_rate"]) == pytest.approx(0.05)
     torch.testing.assert_close(out.S[-5:], torch.full((5,), 1.0030769).double(), rtol=1e-6, atol=0)
