@@ -18,9 +18,9 @@ benchmark: $(VENV)/ready  ## speed, as ratios within one process
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/losses.py
 
-# torch first and pinned: a resolver left alone would fetch a CUDA build
+# torch first and pinned, the CPU build where one is on offer: a resolver left alone takes the newest, with CUDA
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "torch==2.13.0"
+	$(BIN)/pip install --quiet "torch==2.13.0+cpu" || $(BIN)/pip install --quiet "torch==2.13.0"
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@

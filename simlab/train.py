@@ -14,13 +14,14 @@ from torch import Tensor
 
 from simlab.aggregate import AGGREGATIONS, mean
 from simlab.batch_stats import mismatch, reduce_diagnostics
-from simlab.config import Cell, Training, regime
+from simlab.config import Cell, Training
 from simlab.draws import NOISE, SAMPLE, Draws
 from simlab.exact import evaluate
 from simlab.noise import behaviour
 from simlab.policies import POLICIES, log_normalise
 from simlab.pretrain import pretrain
 from simlab.sample import Answers, cumulative, sample, token_batch
+from simlab.specs import regime
 from simlab.stabilizers import ppo
 from simlab.tasks.world import World
 from simlab.tokens import TokenBatch

@@ -10,7 +10,17 @@ ROOT = Path(__file__).parent.parent
 # A module imports from its own row and the rows above it, never from below.
 LAYERS = [
     ["tokens", "batch_stats", "aggregate", "stabilizers"],  # the core, shared with a cluster
-    ["draws", "lag", "policies", "tasks", "noise", "exact", "sample", "intervals"],  # the world
+    [
+        "draws",
+        "lag",
+        "policies",
+        "tasks",
+        "noise",
+        "exact",
+        "sample",
+        "intervals",
+        "specs",
+    ],  # the world
     ["config"],
     ["pretrain", "train", "env", "summary"],
     ["experiments"],

@@ -2,8 +2,8 @@
 
 import pytest
 
-from simlab.config import regime
 from simlab.lag import LAGS, Interval, Sync
+from simlab.specs import regime
 
 RULES = [Sync(), *(Interval(n, ahead) for n in (1, 2, 7, 24) for ahead in (0, 1, 3))]
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from simlab.config import Config, Training, WorldSpec, regime
+from simlab.config import Config, Training, WorldSpec
 from simlab.experiments import EXPERIMENTS
+from simlab.specs import regime
 from simlab.train import train
 
 SMALL = WorldSpec(prompts=3, horizon=5, vocab=4, answers=4)
