@@ -12,7 +12,7 @@ compare: $(VENV)/ready  ## the main job: run experiment E1 and write runs/e1/rep
 test: $(VENV)/ready  ## lint and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -n auto $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
 benchmark: $(VENV)/ready  ## speed, as ratios within one process
 	$(BIN)/python benchmarks/simulator.py

@@ -105,7 +105,7 @@ def write_report(
         files = {suffix: BytesIO() for suffix in ("png", "svg")}
         for suffix, file in files.items():
             undated = {"Software": None} if suffix == "png" else {"Date": None}
-            fig.savefig(file, format=suffix, dpi=130, metadata=undated, bbox_inches="tight")
+            fig.savefig(file, format=suffix, dpi=130, metadata=undated)
             write(
                 out / "figures" / f"{name}.{suffix}",
                 partial(Path.write_bytes, data=file.getvalue()),

@@ -126,7 +126,7 @@ def test_control_c_in_a_real_process(tmp_path):
         *TINY,
         *ARMS,
         "--steps",
-        "4000",
+        "200",
         "--out",
         str(tmp_path / "x"),
     ]
