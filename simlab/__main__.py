@@ -1,11 +1,13 @@
-"""The command line: `simlab compare`."""
+"""The command line: `simlab compare` and `simlab verify`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,7 +44,7 @@ class Compare(Strict):
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; a problem is one sentence on stderr and exit code 2 (130 when stopped)."""
     words = sys.argv[1:] if arguments is None else arguments
-    commands = {"compare": run_compare}
+    commands = {"compare": run_compare, "verify": run_verify}
     if words[:1] in ([], ["-h"], ["--help"]):
         print(
             f"usage: simlab {{{','.join(commands)}}} [options]\n\nsimlab COMMAND --help explains one."
@@ -63,16 +65,8 @@ def run_compare(words: list[str]) -> None:
 
     name = options.experiment + ("-quick" if options.quick else "")
     out = options.out or Path("runs") / name
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    )  # fmt: skip
     try:
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(f"simlab compare {name}", total=None)
-
-            def progress(done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total)
-
+        with progress_bar(f"simlab compare {name}") as progress:
             table = compare(options.settings, options.experiment, out, options.workers, progress)
     except RunError as error:
         _stop(str(error))
@@ -87,6 +81,74 @@ def run_compare(words: list[str]) -> None:
     for sentence in findings(options.settings, table):
         print(f"- {sentence}")
     print(f"\nreport: {out / 'report.html'}")
+
+
+class Verify(Strict):
+    """Check every claim of theory/ exactly, attack it, and write a folder with report.html."""
+
+    out: Path = Path("runs/verify")
+    """Folder for claims.json, report.html and figures."""
+    budget: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Multiple of the 2,000 tries per inequality; 1 takes half a minute, 100 an hour."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of instances and searches."""
+    runs: Path | None = None
+    """A run folder of simlab compare whose logged exact values join the report."""
+    claim: int | None = None
+    """With --instance: the claim to check."""
+    instance: Path | None = None
+    """A JSON instance to check alone, such as the counterexample that a violated claim leaves."""
+
+
+def run_verify(words: list[str]) -> None:
+    """`simlab verify`; exit code 1 if a claim is violated."""
+    options = tyro.cli(
+        Verify, args=words, prog="simlab verify", config=(tyro.conf.OmitArgPrefixes,)
+    )
+    from simlab.verify import check, verify
+
+    if (options.claim is None) != (options.instance is None):
+        raise ValueError("--claim and --instance go together")
+    if options.instance is not None:
+        lines = check(options.claim, options.instance)
+        print("\n".join(lines))
+        raise SystemExit(int(any(line.startswith("VIOLATED") for line in lines)))
+    try:
+        with progress_bar("simlab verify") as progress:
+            found = verify(options.out, options.budget, options.seed, options.runs, progress)
+        failed = [f for f in found if f.violations]
+        for f in found:
+            tightest = max(f.largest.values(), default=None)
+            note = f", tightest {tightest:.4f}" if tightest is not None else ""
+            print(
+                f"claim {f.claim:2}: {f.tried:6} instances, {f.violations} violations{note}  {f.title}"
+            )
+        for f in failed:
+            if f.counterexample is not None:
+                path = options.out / f"counterexample-{f.claim}.json"
+                path.write_text(json.dumps(f.counterexample))
+                print(
+                    f"claim {f.claim} is violated: simlab verify --claim {f.claim} --instance {path}"
+                )
+    except OSError as error:
+        _stop(f"{options.out}: cannot be written ({error.strerror or error})")
+    print(f"\nreport: {options.out / 'report.html'}")
+    raise SystemExit(int(bool(failed)))
+
+
+@contextmanager
+def progress_bar(title: str):
+    """A bar with the time left on stderr; yields the function that moves it."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=None)
+
+        def move(done: int, total: int, what: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=f"{title} {what}".strip())
+
+        yield move
 
 
 def parse_compare(words: list[str]) -> Compare:

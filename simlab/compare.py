@@ -30,7 +30,8 @@ import torch
 
 from simlab.config import Cell, Config
 from simlab.experiments import EXPERIMENTS
-from simlab.report import write, write_report
+from simlab.page import write
+from simlab.report import write_report
 from simlab.summary import summarize
 from simlab.train import train
 
@@ -101,7 +102,18 @@ def _flat(table: dict, prefix: str = "") -> dict[str, object]:
 
 
 # Files that only choose, summarise or draw: changing them leaves finished cells valid.
-AFTERWARDS = {"__main__.py", "compare.py", "figures.py", "intervals.py", "report.py", "summary.py"}
+AFTERWARDS = {
+    *(
+        "__main__.py",
+        "compare.py",
+        "figures.py",
+        "intervals.py",
+        "page.py",
+        "report.py",
+        "summary.py",
+    ),
+    *("bias.py", "theory_figures.py", "verify.py"),
+}
 
 
 def source_digest() -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import os
-from collections.abc import Callable
-from functools import partial
-from io import BytesIO
 from pathlib import Path
 
-import jinja2
 import polars as pl
 
 from simlab.config import Config
 from simlab.figures import FIGURES
+from simlab.page import embed, write_page
 from simlab.summary import comparisons
 
 GUIDES = {
@@ -99,25 +94,13 @@ def write_report(
 ) -> None:
     """Figures as PNG and SVG under out/figures, and out/report.html. Raises OSError if unwritable."""
     (out / "figures").mkdir(exist_ok=True)
-    pictures = []
-    for name, draw in FIGURES.items():
-        fig = draw(config, rows, table)
-        files = {suffix: BytesIO() for suffix in ("png", "svg")}
-        for suffix, file in files.items():
-            undated = {"Software": None} if suffix == "png" else {"Date": None}
-            fig.savefig(file, format=suffix, dpi=130, metadata=undated)
-            write(
-                out / "figures" / f"{name}.{suffix}",
-                partial(Path.write_bytes, data=file.getvalue()),
-            )
-        title, guide = GUIDES[name]
-        picture = base64.b64encode(files["png"].getvalue()).decode()
-        pictures.append({"name": name, "title": title, "guide": guide, "png": picture})
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    page = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True).get_template(
-        "report.html"
-    )
-    html = page.render(
+    pictures = [
+        embed(draw(config, rows, table), out / "figures", name, *GUIDES[name])
+        for name, draw in FIGURES.items()
+    ]
+    write_page(
+        out / "report.html",
+        "report.html",
         question=question,
         experiment=experiment,
         changed=", ".join(f"{name} = {value}" for name, value in changed.items()),
@@ -128,19 +111,6 @@ def write_report(
         table=[_cells(row) for row in table.iter_rows(named=True)],
         config=(out / "config.toml").read_text(),
     )
-    write(out / "report.html", lambda part: part.write_text(html, encoding="utf-8"))
-
-
-def write(path: Path, save: Callable[[Path], None]) -> None:
-    """Save under a temporary name, then rename: a file is whole or absent. Raises OSError."""
-    part = path.with_name(path.name + ".part")
-    try:
-        save(part)
-        os.replace(part, path)
-    except pl.exceptions.PolarsError as error:  # how polars says that a disk is full
-        raise OSError(str(error)) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def findings(config: Config, table: pl.DataFrame) -> list[str]:

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import tyro
 
-from simlab.__main__ import parse_compare
+from simlab.__main__ import Verify, parse_compare
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -68,6 +69,8 @@ def test_commands_parse():
         words = line.split()
         if words[0] == "make":
             assert words[1] in targets, line
+        elif words[:2] == ["simlab", "verify"]:
+            tyro.cli(Verify, args=words[2:])
         elif words[:2] == ["simlab", "compare"]:
             if "--noise-from" in words:
                 words[words.index("--noise-from") + 1] = str(ROOT / "tests/data/smollm2_lag8.jsonl")

@@ -24,7 +24,7 @@ LAYERS = [
     ["config"],
     ["pretrain", "train", "env", "summary"],
     ["experiments"],
-    ["figures", "report", "compare"],
+    ["page", "figures", "report", "compare", "bias", "theory_figures", "verify"],
     ["__main__"],
 ]
 RANK = {module: rank for rank, row in enumerate(LAYERS) for module in row}
@@ -64,6 +64,24 @@ def test_every_module_has_a_layer():
 def test_nothing_imports_upward():
     """No file of simlab imports from a layer below its own."""
     assert list(violations(sources())) == []
+
+
+def roots(path):
+    """Top-level packages that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+
+
+def test_theory_knows_no_simulator():
+    """theory/ imports numpy, scipy (for the search) and itself; only reports on it import theory."""
+    allowed = {"numpy", "scipy", "theory", *sys.stdlib_module_names}
+    for path in (ROOT / "theory").rglob("*.py"):
+        assert set(roots(path)) <= allowed, path.name
+    users = {path.name for path in (ROOT / "simlab").rglob("*.py") if "theory" in roots(path)}
+    assert users <= {"bias.py", "theory_figures.py", "verify.py"}
 
 
 def test_a_planted_breach_is_found(tmp_path):

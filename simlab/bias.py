@@ -1,0 +1,143 @@
+"""Claim 12. The bias of each stabilizer's expected gradient, exactly, with the registry's own functions.
+
+World: one prompt, all V**T answers enumerated, a tabular softmax policy, rewards in [0, 1], float64.
+mu is the policy at some weights with Gaussian logit noise; pi is `lag` exact ascent steps on J later.
+The advantage is R(y) - J(mu), GRPO's in the limit of a large group, without the division.
+
+    g(method) = grad_theta E_{y~mu} sum_t S_t,   true gradient = grad_theta J(pi)
+    bias = g(method) - grad J
+         = [g(pg) - grad J]  state distribution: a token ratio does not correct the prefix
+         + sum over tokens of (w_method - w_pg) grad log pi, told apart by the token:
+           outward (A d > 0) or pull-back (A d <= 0), each cut (no gradient) or reweighted
+
+The parts add up to the bias (tested). SAT's q is the alpha-quantile under mu, as in a large batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simlab.stabilizers import STABILIZERS, bind, sat
+from simlab.tokens import TokenBatch, log_ratio
+from theory.tables import prefixes
+
+V, T, ASCENT = 3, 3, 1.0
+PARTS = (
+    "state distribution",
+    "outward cut",
+    "outward reweighted",
+    "pull-back cut",
+    "pull-back reweighted",
+)
+
+
+def slots() -> Tensor:
+    """Index of (prefix, token) in the flat logits for each token of each answer `[V**T, T]`."""
+    y = torch.arange(V**T)
+    first = [sum(V**k for k in range(t)) for t in range(T)]
+    return torch.stack([(first[t] * V) + y // V ** (T - t - 1) for t in range(T)], -1)
+
+
+def log_probs(theta: Tensor) -> Tensor:
+    """log pi of each token of each answer `[V**T, T]` from flat logits."""
+    return torch.log_softmax(theta.view(-1, V), -1).flatten()[slots()]
+
+
+def exact_gradient(theta: Tensor, R: Tensor) -> Tensor:
+    """grad J."""
+    theta = theta.detach().requires_grad_()
+    J = (log_probs(theta).sum(-1).exp() * R).sum()
+    return torch.autograd.grad(J, theta)[0]
+
+
+def batch(theta: Tensor, start: Tensor, mu: Tensor, R: Tensor) -> tuple[TokenBatch, Tensor]:
+    """Every token of every answer as one batch, and the probability mu(y) of each token's answer."""
+    p_mu = mu.sum(-1).exp()
+    A = (R - (p_mu * R).sum()).unsqueeze(-1).expand(V**T, T)
+    response = torch.arange(V**T).unsqueeze(-1).expand(V**T, T)
+    b = TokenBatch(
+        logp=log_probs(theta).flatten(),
+        logp_mu=mu.flatten(),
+        advantage=A.flatten(),
+        mask=torch.ones(V**T * T, dtype=torch.bool),
+        response=response.flatten(),
+        logp_prox=log_probs(start).flatten(),
+    )
+    return b, p_mu.repeat_interleave(T)
+
+
+def weighted_quantile(x: Tensor, weight: Tensor, alpha: float) -> Tensor:
+    """Smallest |x| whose cumulative weight reaches alpha."""
+    order = x.abs().argsort()
+    reached = weight[order].cumsum(0) >= alpha * weight.sum() - 1e-12
+    return x.abs()[order][reached.int().argmax()]
+
+
+def gradients(
+    name: str, theta: Tensor, start: Tensor, mu: Tensor, R: Tensor, **arguments
+) -> dict[str, Tensor]:
+    """Weights w on grad log pi `[N]`, `active`, the batch and the gradient of one method."""
+    theta = theta.detach().requires_grad_()
+    b, weight = batch(theta, start, mu, R)
+    method = bind(name, **arguments)
+    level = arguments.get("level", "token")
+    alpha = arguments.get("alpha", 0.9)
+    stats = (
+        {"q": weighted_quantile(sat.score(b, level).detach(), weight, alpha)}
+        if name == "sat"
+        else {}
+    )
+    S, active, _ = method.surrogate(b, **stats)
+    g, w = torch.autograd.grad((weight * S).sum(), (theta, b.logp))
+    return {"g": g, "w": w, "active": active, "d": log_ratio(b).detach(), "A": b.advantage}
+
+
+def study(lags: tuple[int, ...] = (0, 1, 4, 16), seeds: int = 8, noise: float = 0.05) -> list[dict]:
+    """One row per method and lag: size and direction of the bias, and its parts, means over seeds."""
+    methods = {name: {} for name in STABILIZERS} | {"sat-gspo": {"level": "sequence"}}
+    rows = []
+    for lag in lags:
+        found: dict[str, list] = {name: [] for name in methods}
+        for seed in range(seeds):
+            rng = np.random.default_rng([seed, 12])
+            start = torch.from_numpy(rng.standard_normal(prefixes(V, T)))
+            R = torch.from_numpy(rng.random(V**T))
+            mu = log_probs(start + noise * torch.from_numpy(rng.standard_normal(len(start))))
+            theta = start
+            for _ in range(lag):
+                theta = theta + ASCENT * exact_gradient(theta, R)
+            truth = exact_gradient(theta, R)
+            plain = gradients("pg", theta, start, mu, R)
+            for name, arguments in methods.items():
+                own = gradients(
+                    "sat" if name == "sat-gspo" else name, theta, start, mu, R, **arguments
+                )
+                found[name].append(compare(own, plain, theta, truth))
+        for name, values in found.items():
+            means = {key: float(np.mean([v[key] for v in values])) for key in values[0]}
+            rows.append({"method": name, "lag": lag} | means)
+    return rows
+
+
+def compare(own: dict, plain: dict, theta: Tensor, truth: Tensor) -> dict[str, float]:
+    """Sizes relative to |grad J|: the bias, the cosine, the parts, and the rounding of their sum."""
+    bias = own["g"] - truth
+    parts = {"state distribution": plain["g"] - truth}
+    outward = own["A"] * own["d"] > 0
+    for side, chosen in (("outward", outward), ("pull-back", ~outward)):
+        for what, kind in (("cut", ~own["active"]), ("reweighted", own["active"])):
+            w = torch.where(chosen & kind, own["w"] - plain["w"], 0)
+            parts[f"{side} {what}"] = push(theta, w)
+    size = truth.norm()
+    out = {"bias": bias.norm() / size, "cosine": own["g"] @ truth / (own["g"].norm() * size)}
+    out |= {name: x.norm() / size for name, x in parts.items()}
+    out["sum_error"] = (sum(parts.values()) - bias).norm() / size
+    return {name: float(x) for name, x in out.items()}
+
+
+def push(theta: Tensor, w: Tensor) -> Tensor:
+    """sum over tokens of w grad log pi."""
+    theta = theta.detach().requires_grad_()
+    return torch.autograd.grad((log_probs(theta).flatten() * w).sum(), theta)[0]

@@ -1,0 +1,39 @@
+"""Claim 1. The performance-difference identity, (29)-(31).
+
+    J(pi) - J(mu) = L' - Delta,   Delta = E_mu[ R sum_t (r_t - 1) (1 - prod_{j>t} r_j) ]
+
+Assumes pi << mu at every prefix that mu reaches, a fixed horizon T, an undiscounted reward of the
+whole answer. Proof: pi(y) - mu(y) telescopes into sum_t [prod_{k<t} mu_k] (pi_t - mu_t)
+[prod_{j>t} pi_j] = mu(y) sum_t (r_t - 1) prod_{j>t} r_j. Add and subtract the same sum without the
+future product; multiply by R and sum over y. The term t = T has an empty product, so T = 1 leaves
+Delta = 0.
+"""
+
+from __future__ import annotations
+
+from theory.instances import SHAPES, decode, size, two_token_example
+from theory.search import Side
+from theory.tables import Pair
+
+__all__ = ["SHAPES", "decode", "size"]
+NUMBER, TITLE = 1, "Performance-difference identity"
+STATEMENT = "J(pi) - J(mu) = L' - Delta; Delta = 0 when T = 1"
+
+
+def sides(instance: dict) -> list[Side]:
+    """The identity, and for T = 1 the vanishing remainder; |dJ| <= 2 xi TV of whole answers."""
+    p = Pair(**instance)
+    found = [Side("J(pi) - J(mu) = L' - Delta", p.dJ, p.L - p.Delta, equal=True)]
+    found.append(Side("|J(pi) - J(mu)| <= 2 xi TV(answers)", abs(p.dJ), 2 * p.tv_answers))
+    if p.T == 1:
+        found.append(Side("T = 1: Delta = 0", p.Delta, 0.0, equal=True))
+    return found
+
+
+def tight():
+    """R = the sign of pi(y) - mu(y) turns |dJ| <= 2 xi TV into an equality."""
+    import numpy as np
+
+    instance = two_token_example()
+    p = Pair(**instance)
+    return instance | {"R": np.sign(p.p_pi - p.p_mu)}, "|J(pi) - J(mu)| <= 2 xi TV(answers)", 1.0

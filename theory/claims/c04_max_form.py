@@ -1,0 +1,35 @@
+"""Claim 4. The improvement bound in its max form, (33), and the minimum of both, (36).
+
+    J(pi) - J(mu) >= L' - 2 xi T (T - 1) (D_max)^2,   D_max = largest TV at a prefix that mu reaches
+
+Proof: as claim 3, but E |1 - prod_{j>t} r_j| is at most 2 (T - t) D_max by claim 2 applied to the
+tail, and E |r_t - 1| at most 2 D_max; sum_t (T - t) = T (T - 1) / 2.
+Attained at T = 2: mu = (1/2, 1/2), pi = (1/2 + d, 1/2 - d) everywhere, R = xi times the sign of the
+remainder gives Delta = 4 xi d^2 on both sides.
+"""
+
+from __future__ import annotations
+
+from theory.instances import SHAPES, decode, size, two_token_example
+from theory.search import Side
+from theory.tables import Pair
+
+__all__ = ["SHAPES", "decode", "size"]
+NUMBER, TITLE = 4, "Improvement bound, max form and minimum"
+STATEMENT = "J(pi) - J(mu) >= L' - min(2 xi T(T-1) D_max^2, 4 xi S)"
+
+
+def sides(instance: dict) -> list[Side]:
+    """(33) and (36)."""
+    p = Pair(**instance)
+    form = 2 * p.T * (p.T - 1) * p.tv_max**2
+    delta = p.L - p.dJ
+    return [
+        Side("Delta <= 2 xi T(T-1) D_max^2", delta, form),
+        Side("Delta <= min(max form, average form)", delta, min(form, 4 * p.S)),
+    ]
+
+
+def tight():
+    """Equality at T = 2."""
+    return two_token_example(), "Delta <= 2 xi T(T-1) D_max^2", 1.0

@@ -1,0 +1,38 @@
+"""Real vectors -> pairs of policies with a reward, shared by the claims on improvement bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from theory.tables import Pair, policy, prefixes
+
+# horizon and vocabulary small enough for enumeration; how the reward is made
+SHAPES = [
+    {"V": V, "T": T, "reward": reward}
+    for V, T in ((2, 1), (2, 2), (3, 2), (2, 3), (3, 3), (2, 5))
+    for reward in ("free", "sparse", "adversarial")
+]
+
+
+def size(shape: dict) -> int:
+    """Logits of mu, their change, and a reward per answer."""
+    return 2 * prefixes(shape["V"], shape["T"]) + shape["V"] ** shape["T"]
+
+
+def decode(shape: dict, x: np.ndarray) -> dict:
+    """{"mu", "pi", "R"}: R in [-1, 1], so xi = 1; "adversarial" takes the sign that hurts most."""
+    V, T = shape["V"], shape["T"]
+    n = prefixes(V, T)
+    mu, pi = policy(V, T, x[:n]), policy(V, T, x[:n] + x[n : 2 * n])
+    R = np.tanh(x[2 * n :])
+    if shape["reward"] == "sparse":
+        R = (R > 0.5).astype(float)
+    if shape["reward"] == "adversarial":
+        R = np.sign(Pair(mu, pi, R).remainder)
+    return {"mu": mu, "pi": pi, "R": R}
+
+
+def two_token_example(d: float = 0.2) -> dict:
+    """T = 2, mu uniform, pi moved by d everywhere, R = the sign of the remainder: (33) is attained."""
+    mu, pi = policy(2, 2, np.zeros(6)), [np.array([[0.5 + d, 0.5 - d]] * n) for n in (1, 2)]
+    return {"mu": mu, "pi": pi, "R": np.sign(Pair(mu, pi, np.zeros(4)).remainder)}
