@@ -89,7 +89,7 @@ class Verify(Strict):
     out: Path = Path("runs/verify")
     """Folder for claims.json, report.html and figures."""
     budget: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Multiple of the 2,000 tries per inequality; 1 takes half a minute, 100 an hour."""
+    """Multiple of the 2,000 tries per inequality; 1 takes about a minute, 100 about two hours."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of instances and searches."""
     runs: Path | None = None

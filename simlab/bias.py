@@ -6,7 +6,8 @@ The advantage is R(y) - J(mu), GRPO's in the limit of a large group, without the
 
     g(method) = grad_theta E_{y~mu} sum_t S_t,   true gradient = grad_theta J(pi)
     bias = g(method) - grad J
-         = [g(pg) - grad J]  state distribution: a token ratio does not correct the prefix
+         = [g(pg) - grad J]  prefix and continuation: a token ratio corrects neither which prefixes are
+           reached nor what follows the token; equal to grad Delta of SAT (31)
          + sum over tokens of (w_method - w_pg) grad log pi, told apart by the token:
            outward (A d > 0) or pull-back (A d <= 0), each cut (no gradient) or reweighted
 
@@ -25,7 +26,7 @@ from theory.tables import prefixes
 
 V, T, ASCENT = 3, 3, 1.0
 PARTS = (
-    "state distribution",
+    "prefix and continuation",
     "outward cut",
     "outward reweighted",
     "pull-back cut",
@@ -124,7 +125,7 @@ def study(lags: tuple[int, ...] = (0, 1, 4, 16), seeds: int = 8, noise: float = 
 def compare(own: dict, plain: dict, theta: Tensor, truth: Tensor) -> dict[str, float]:
     """Sizes relative to |grad J|: the bias, the cosine, the parts, and the rounding of their sum."""
     bias = own["g"] - truth
-    parts = {"state distribution": plain["g"] - truth}
+    parts = {"prefix and continuation": plain["g"] - truth}
     outward = own["A"] * own["d"] > 0
     for side, chosen in (("outward", outward), ("pull-back", ~outward)):
         for what, kind in (("cut", ~own["active"]), ("reweighted", own["active"])):

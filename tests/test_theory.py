@@ -10,7 +10,7 @@ from markupsafe import escape
 
 import simlab.verify
 from simlab.__main__ import main
-from simlab.bias import PARTS, study
+from simlab.bias import PARTS, gradients, log_probs, study
 from simlab.exact import evaluate
 from simlab.stabilizers import STABILIZERS
 from simlab.tasks.world import World
@@ -20,8 +20,8 @@ from theory.claims.c07_envelope import tight as two_point_law
 from theory.claims.c08_sampled_action import tight as hidden
 from theory.claims.c11_divergence_masks import kpop_band
 from theory.instances import decode, size, two_token_example
-from theory.search import as_json, attack, read_instance
-from theory.tables import Pair, tv
+from theory.search import Side, as_json, attack, read_instance
+from theory.tables import Pair, policy, tv
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda c: c.TITLE)
@@ -37,41 +37,87 @@ def test_a_claim_survives_a_short_attack(claim):
     assert len(claim.__doc__.splitlines()) > 5
 
 
-def weakened(number, change):
-    """A claim whose sides were tampered with."""
+def weakened(number, change, tight=True):
+    """A claim whose sides were tampered with; without `tight` its known example is left out."""
     claim = CLAIMS[number]
-    parts = {
-        name: getattr(claim, name)
-        for name in ("NUMBER", "TITLE", "SHAPES", "size", "decode", "tight")
-    }
-
-    def sides(instance):
-        return [change(side) for side in claim.sides(instance)]
-
-    return SimpleNamespace(**parts, sides=sides)
-
-
-PLANTS = {
-    "1.95 instead of 2 in the max form": (4, lambda s: s._replace(rhs=s.rhs * 1.95 / 2)),
-    "max/2 - 1e-3 in the envelope": (7, lambda s: s._replace(rhs=s.rhs - 1e-3)),
-    "sequence TV at most .99 S": (2, lambda s: s._replace(rhs=0.99 * s.rhs)),
-    "1.9 xi TV of answers": (1, lambda s: s._replace(rhs=0.95 * s.rhs)),
-    "tail bound off by 2 %": (5, lambda s: s._replace(rhs=0.98 * s.rhs)),
-    "half the uncovered mass forgotten": (6, lambda s: s._replace(rhs=s.rhs * 1.01)),
-    "Pinsker with KL/2.1": (11, lambda s: s._replace(rhs=s.rhs * np.sqrt(2 / 2.1))),
-}
+    shape = claim.SHAPES[0]
+    harmless = (claim.decode(shape, np.zeros(claim.size(shape))), "", 0.0)
+    return SimpleNamespace(
+        NUMBER=number,
+        TITLE=claim.TITLE,
+        SHAPES=claim.SHAPES,
+        size=claim.size,
+        decode=claim.decode,
+        tight=claim.tight if tight else lambda: harmless,
+        sides=lambda instance: [change(side, instance) for side in claim.sides(instance)],
+    )
 
 
-@pytest.mark.parametrize("plant", PLANTS)
-def test_a_planted_wrong_constant_is_caught(plant, tmp_path):
-    """The machinery can fail: tampered claims yield a violation and a counterexample that shows it."""
-    number, change = PLANTS[plant]
-    claim = weakened(number, change)
+def scaled(name, factor, shift=0.0, when=lambda x: True):
+    """Replace rhs by factor * rhs + shift on the side with this name, where `when` holds."""
+
+    def change(side, instance):
+        hit = side.name == name and when(instance)
+        return side._replace(rhs=factor * side.rhs + shift) if hit else side
+
+    return change
+
+
+PLANTS = [
+    (1, "|J(pi) - J(mu)| <= 2 xi TV(answers)", 0.95, 0.0),
+    (2, "TV(answers) <= S", 0.99, 0.0),
+    (3, "|Delta| <= 2 xi S", 0.8, 0.0),
+    (4, "Delta <= 2 xi T(T-1) D_max^2", 0.8, 0.0),
+    (5, "|Delta| <= tail bound", 0.95, 0.0),
+    (5, "Delta <= (D-a)", 0.9, 0.0),
+    (6, "(1/2) E|r-1| + outside/2 = TV", 1.01, 0.0),
+    (7, "TV <= max(el, eh)/2", 1.0, -1e-3),
+    (7, "TV <= el eh/(el+eh)", 0.99, 0.0),
+    (8, "TV <= 1 - mu(a)(1-eps)", 0.95, 0.0),
+    (10, "share cut beyond PPO <= 1 - alpha", 0.9, 0.0),
+    (11, "2 TV^2 <= KL", 0.95, 0.0),
+]
+
+
+@pytest.mark.parametrize(("number", "name", "factor", "shift"), PLANTS)
+def test_a_planted_wrong_constant_is_caught(number, name, factor, shift, tmp_path):
+    """The search alone, its tight example left out, finds it; the counterexample shows it again."""
+    claim = weakened(number, scaled(name, factor, shift), tight=False)
     found = attack(claim, 400)
     assert found.violations > 0
     path = tmp_path / "x.json"
     path.write_text(json.dumps(found.counterexample))
     assert any(side.violated for side in claim.sides(read_instance(path)))
+
+
+def test_a_constant_wrong_by_a_fortieth_is_caught_at_the_tight_example():
+    """3.9 xi S / 2 instead of 4 xi S / 2, and 1.95 T(T-1) instead of 2: attained, hence noticed."""
+    for number, name in ((3, "|Delta| <= 2 xi S"), (4, "Delta <= 2 xi T(T-1) D_max^2")):
+        assert attack(weakened(number, scaled(name, 1.95 / 2)), 20).violations > 0
+
+
+def test_a_constant_wrong_at_longer_horizons_only_is_caught():
+    """Every shape has its own search, not only the one where the side is tightest."""
+    wrong = scaled("Delta <= 2 xi T(T-1) D_max^2", 0.25, when=lambda x: len(x["mu"]) >= 3)
+    assert attack(weakened(4, wrong, tight=False), 800).violations > 0
+
+
+def test_missing_support_and_nan_are_not_success():
+    """Outside its assumptions a claim refuses; a NaN on a side is a violation."""
+    mu, pi = [np.array([[1.0, 0.0]])], [np.array([[0.7, 0.3]])]
+    for number in (1, 3, 4, 5):
+        with pytest.raises(ValueError, match="needs pi << mu"):
+            CLAIMS[number].sides({"mu": mu, "pi": pi, "R": np.array([0.0, 1.0])})
+    with pytest.raises(ValueError, match="needs pi << mu"):
+        CLAIMS[7].sides({"mu": mu[0][0], "p": pi[0][0]})
+    assert Side("x", float("nan"), 1.0).violated
+    assert Side("x", 1.0, float("nan"), True).violated
+
+
+def test_larger_rewards_scale_the_bounds():
+    """xi is the largest |R| of the instance, not 1."""
+    pair = two_token_example() | {"R": 5 * two_token_example()["R"]}
+    assert not any(side.violated for n in (1, 3, 4, 5) for side in CLAIMS[n].sides(pair))
 
 
 def test_tables_agree_with_the_dynamic_program():
@@ -140,7 +186,22 @@ def test_bias_study_is_exact():
         assert row["cosine"] == pytest.approx(1.0)
     pg = [row for row in rows if row["method"] == "pg"]
     assert all(row[part] == 0 for row in pg for part in PARTS[1:])
-    assert [row["bias"] == row["state distribution"] for row in pg] == [True, True]
+    assert [row["bias"] == row["prefix and continuation"] for row in pg] == [True, True]
+
+
+def test_gradient_of_pg_is_that_of_the_surrogate():
+    """g(pg) = grad L' of SAT (3), by finite differences of the numpy tables: its bias is grad Delta."""
+    rng = np.random.default_rng(5)
+    start, change, R = rng.standard_normal(39), 0.3 * rng.standard_normal(39), rng.random(27)
+
+    def L(z):
+        return Pair(policy(3, 3, start), policy(3, 3, z), R).L
+
+    z = start + change
+    numeric = [(L(z + 1e-6 * e) - L(z - 1e-6 * e)) / 2e-6 for e in np.eye(39)]
+    mu = log_probs(torch.from_numpy(start))
+    found = gradients("pg", torch.from_numpy(z), torch.from_numpy(start), mu, torch.from_numpy(R))
+    assert found["g"].numpy() == pytest.approx(np.array(numeric), abs=1e-8)
 
 
 def test_verify_writes_its_folder(tmp_path, capsys):
@@ -162,11 +223,11 @@ def test_verify_writes_its_folder(tmp_path, capsys):
 
 def test_a_violated_claim_exits_non_zero_and_leaves_its_instance(tmp_path, monkeypatch, capsys):
     """The counterexample is written, and re-running it alone shows the violated side."""
-    bad = weakened(4, lambda s: s._replace(rhs=s.rhs * 0.9))
+    bad = weakened(4, scaled("Delta <= 2 xi T(T-1) D_max^2", 0.9))
     bad.STATEMENT, bad.__doc__ = "wrong", "wrong\nwrong"
     monkeypatch.setattr(simlab.verify, "CLAIMS", {4: bad})
     with pytest.raises(SystemExit) as stop:
-        main(["verify", "--budget", "0.2", "--out", str(tmp_path)])
+        main(["verify", "--budget", "0.02", "--out", str(tmp_path)])
     assert stop.value.code == 1
     assert "claim 4 is violated: simlab verify --claim 4" in capsys.readouterr().out
     file = tmp_path / "counterexample-4.json"

@@ -20,10 +20,15 @@ def size(shape: dict) -> int:
 
 
 def decode(shape: dict, x: np.ndarray) -> dict:
-    """{"mu", "pi", "R"}: R in [-1, 1], so xi = 1; "adversarial" takes the sign that hurts most."""
+    """{"mu", "pi", "R"}: R in [-1, 1]; "adversarial" takes the sign that hurts most, "sparse" also
+    forbids tokens with small logits in both policies, so that prefixes are unreachable."""
     V, T = shape["V"], shape["T"]
     n = prefixes(V, T)
-    mu, pi = policy(V, T, x[:n]), policy(V, T, x[:n] + x[n : 2 * n])
+    z = x[:n]
+    if shape["reward"] == "sparse":
+        top = z.reshape(-1, V).max(-1, keepdims=True)
+        z = np.where(z.reshape(-1, V) < top - 1.5, -np.inf, z.reshape(-1, V)).ravel()
+    mu, pi = policy(V, T, z), policy(V, T, z + x[n : 2 * n])
     R = np.tanh(x[2 * n :])
     if shape["reward"] == "sparse":
         R = (R > 0.5).astype(float)

@@ -42,6 +42,13 @@ class Pair:
     def __init__(self, mu: Policy, pi: Policy, R: np.ndarray):
         self.mu, self.pi, self.R = mu, pi, np.asarray(R, float)
         self.T, self.V = len(mu), mu[0].shape[-1]
+        self.xi = float(np.abs(self.R).max())
+
+    def need_support(self) -> None:
+        """Raises ValueError unless pi << mu at every prefix that mu reaches."""
+        for seen, m, p in zip(self.visits, self.mu, self.pi, strict=True):
+            if ((seen[:, None] > 0) & (m == 0) & (p > 0)).any():
+                raise ValueError("the claim needs pi << mu, and mu misses a token that pi has")
 
     def along(self, p: Policy) -> np.ndarray:
         """Probability of each token of each answer `[V**T, T]`."""

@@ -5,8 +5,9 @@
 Assumes pi << mu at every prefix that mu reaches, a fixed horizon T, an undiscounted reward of the
 whole answer. Proof: pi(y) - mu(y) telescopes into sum_t [prod_{k<t} mu_k] (pi_t - mu_t)
 [prod_{j>t} pi_j] = mu(y) sum_t (r_t - 1) prod_{j>t} r_j. Add and subtract the same sum without the
-future product; multiply by R and sum over y. The term t = T has an empty product, so T = 1 leaves
-Delta = 0.
+future product; multiply by R and sum over y. Where mu(y) = 0 both are 0: the first impossible token
+of a reachable prefix has pi = 0 too. The term t = T has an empty product, so T = 1 leaves Delta = 0.
+Also |J(pi) - J(mu)| <= 2 xi D_TV(answers), attained by R = xi sign(pi(y) - mu(y)).
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ STATEMENT = "J(pi) - J(mu) = L' - Delta; Delta = 0 when T = 1"
 def sides(instance: dict) -> list[Side]:
     """The identity, and for T = 1 the vanishing remainder; |dJ| <= 2 xi TV of whole answers."""
     p = Pair(**instance)
+    p.need_support()
     found = [Side("J(pi) - J(mu) = L' - Delta", p.dJ, p.L - p.Delta, equal=True)]
-    found.append(Side("|J(pi) - J(mu)| <= 2 xi TV(answers)", abs(p.dJ), 2 * p.tv_answers))
+    found.append(Side("|J(pi) - J(mu)| <= 2 xi TV(answers)", abs(p.dJ), 2 * p.xi * p.tv_answers))
     if p.T == 1:
-        found.append(Side("T = 1: Delta = 0", p.Delta, 0.0, equal=True))
+        found.append(Side("T = 1: L' = J(pi) - J(mu)", p.L, p.dJ, equal=True))
     return found
 
 

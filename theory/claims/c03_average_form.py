@@ -1,30 +1,53 @@
-"""Claim 3. The improvement bound in its average form, (34).
+"""Claim 3. The improvement bound in its average form, (34), why it certifies nothing, and half of it.
 
-    J(pi) - J(mu) >= L' - 4 xi E_mu sum_t D_TV[s_t],   |R| <= xi, pi << mu
+    J(pi) - J(mu) >= L' - 4 xi S,   S = E_mu sum_t D_TV[s_t],   |R| <= xi, pi << mu
 
 Proof: by claim 1 it is Delta <= 4 xi S. In Delta, E |1 - prod_{j>t} r_j| given the prefix is twice a
 total variation, at most 2; and E_mu |r_t - 1| = 2 E_mu D_TV[s_t]. So Delta <= xi 2 sum_t 2 E_mu D_TV.
-Vacuous once 4 xi S exceeds 2 xi, the range of J: S >= 1/2. By claim 5 (D-b) the ratio can never
-pass 1/2 + 1/(2S) for S >= 1: no instance attains it.
+
+It certifies nothing: |L'| <= xi sum_t E_mu |r_t - 1| = 2 xi S, so L' - 4 xi S <= -2 xi S, and by claim 2
+that is at most -2 xi D_TV(answers) <= J(pi) - J(mu), which needs no L' at all. The average form never
+promises an improvement, however small S is. (Not in the paper.)
+
+The constant is twice too large: |Delta| <= 2 xi S. (Not in the paper.) Proof: write x_t = r_t - 1 >= -1
+and P = prod_t r_t. Then L' - dJ = E_mu[R (sum_t x_t - (P - 1))] = E_mu[R Z], Z = 1 + sum_t x_t - P. Z has
+mean 0 since E x_t = 0 and E P = 1, so E|Z| = 2 E max(Z, 0). With x = x^+ - x^-, P >= prod_t (1 - x_t^-)
+>= 1 - sum_t x_t^- (Weierstrass, 0 <= x_t^- <= 1), so Z <= sum_t x_t^+, and E_mu x_t^+ = E_mu D_TV[s_t].
+Hence |Delta| <= xi E|Z| <= 2 xi S. Approached by two tokens: mu_1 = (1-e, e), pi_1 = (e, 1-e), after token
+1 the same again, after token 0 both uniform, R the sign of Z, e -> 0. Still L' - 2 xi S <= 0.
 """
 
 from __future__ import annotations
 
-from theory.instances import SHAPES, decode, size, two_token_example
+import numpy as np
+
+from theory.instances import SHAPES, decode, size
 from theory.search import Side
 from theory.tables import Pair
 
 __all__ = ["SHAPES", "decode", "size"]
 NUMBER, TITLE = 3, "Improvement bound, average form"
-STATEMENT = "J(pi) - J(mu) >= L' - 4 xi E_mu sum_t D_TV[s_t]"
+STATEMENT = (
+    "J(pi) - J(mu) >= L' - 4 xi S; in fact |Delta| <= 2 xi S; neither certifies an improvement"
+)
 
 
 def sides(instance: dict) -> list[Side]:
-    """The remainder of claim 1 against the penalty."""
+    """The penalty of the paper, half of it, and L' against what it would have to beat."""
     p = Pair(**instance)
-    return [Side("Delta <= 4 xi S", p.L - p.dJ, 4 * p.S)]
+    p.need_support()
+    return [
+        Side("Delta <= 4 xi S", p.L - p.dJ, 4 * p.xi * p.S),
+        Side("|Delta| <= 2 xi S", abs(p.L - p.dJ), 2 * p.xi * p.S),
+        Side("|L'| <= 2 xi S", abs(p.L), 2 * p.xi * p.S),
+        Side("L' + 2 xi TV(answers) <= 4 xi S", p.L + 2 * p.xi * p.tv_answers, 4 * p.xi * p.S),
+    ]
 
 
 def tight():
-    """The best known: .2 of the penalty on the two-token example (Delta = 4 d^2, S = 2 d)."""
-    return two_token_example(0.2), "Delta <= 4 xi S", 0.1
+    """The two-token example of the docstring at e = 1e-9: 2 xi S is attained in the limit."""
+    e = 1e-9
+    mu, pi = np.array([1 - e, e]), np.array([e, 1 - e])
+    half = np.array([0.5, 0.5])
+    pair = {"mu": [mu[None], np.stack([half, mu])], "pi": [pi[None], np.stack([half, pi])]}
+    return pair | {"R": np.sign(Pair(**pair, R=np.ones(4)).remainder)}, "|Delta| <= 2 xi S", 1.0

@@ -22,11 +22,12 @@ STATEMENT = "J(pi) - J(mu) >= L' - min(2 xi T(T-1) D_max^2, 4 xi S)"
 def sides(instance: dict) -> list[Side]:
     """(33) and (36)."""
     p = Pair(**instance)
-    form = 2 * p.T * (p.T - 1) * p.tv_max**2
+    p.need_support()
+    form = 2 * p.xi * p.T * (p.T - 1) * p.tv_max**2
     delta = p.L - p.dJ
     return [
         Side("Delta <= 2 xi T(T-1) D_max^2", delta, form),
-        Side("Delta <= min(max form, average form)", delta, min(form, 4 * p.S)),
+        Side("Delta <= min(max form, average form)", delta, min(form, 4 * p.xi * p.S)),
     ]
 
 

@@ -5,7 +5,7 @@
 
 Proof: sum |pi - mu| over the support of mu is E_mu |r - 1|; off it, it is pi's mass there. Counter-
 example: mu = (1, 0), pi = (.7, .3) has TV .30 and (1/2) E_mu |r - 1| = .15; with R = (0, 1), J moves
-by .3 and L' by 0.
+by .3 and L' by 0. Half of the truth is the worst case: TV is at least the uncovered mass.
 Two repairs of a top-k or top-p engine, both of which restore the identity: the engine samples from
 everything; or the trainer's softmax is restricted to the engine's nucleus and renormalised (the
 nucleus is "replayed", SAT (50)), so that pi' << mu.
@@ -48,7 +48,7 @@ def sides(instance: dict) -> list[Side]:
     """The identity with its correction, the inequality without, and the replayed nucleus."""
     p, mu = np.asarray(instance["p"]), np.asarray(instance["mu"])
     outside = float(p[mu == 0].sum())
-    replayed = np.where(mu > 0, p, 0) / (1 - outside)
+    replayed = np.where(mu > 0, p, 0) / p[mu > 0].sum()
     return [
         Side(
             "(1/2) E|r-1| + outside/2 = TV", half_expectation(p, mu) + outside / 2, tv(p, mu), True

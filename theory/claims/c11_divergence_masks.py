@@ -1,7 +1,7 @@
 """Claim 11. What coarse divergences see: DPPO's orderings, Pinsker, and the bands of KPop and IcePop.
 
 For events coarsened to {a} against the rest (Binary), or to TopK(mu) + {a} + rest (TopK):
-    Binary-TV <= TopK-TV <= TV,   Binary-KL <= TopK-KL <= KL(mu || pi),   TV <= sqrt(KL / 2)
+    Binary-TV <= TopK-TV <= TV,   Binary-KL <= TopK-KL <= KL(mu || pi),   2 TV^2 <= KL(mu || pi)
 (data processing: merging events never increases an f-divergence; the binary TV |p - m| needs no
 1/2). KPop accepts p iff both Bernoulli KLs to m are at most phi: each is 0 at p = m and increases
 away from it, so the accepted set is an interval around m; in ratios, [.574, 1.43] at phi = .1 and
@@ -75,14 +75,14 @@ def sides(instance: dict) -> list[Side]:
     m, q = float(np.clip(mu[a], 1e-9, 1 - 1e-9)), float(np.clip(p[a], 1e-9, 1 - 1e-9))
     low, high = kpop_band(m, phi)
     accepted = max(bernoulli_kl(q, m), bernoulli_kl(m, q)) <= phi
-    near = min(abs(q - low), abs(q - high)) < 1e-9
+    near = min(abs(q / low - 1), abs(q / high - 1)) < 1e-9
     return [
         Side("Binary-TV = |pi - mu|", tvs[0], abs(p[a] - mu[a]), True),
         Side("Binary-TV <= TopK-TV", tvs[0], tvs[1]),
         Side("TopK-TV <= TV", tvs[1], tvs[2]),
         Side("Binary-KL <= TopK-KL", kls[0], kls[1]),
         Side("TopK-KL <= KL", kls[1], kls[2]),
-        Side("TV <= sqrt(KL/2)", tvs[2], float(np.sqrt(max(kls[2], 0) / 2))),
+        Side("2 TV^2 <= KL", 2 * tvs[2] ** 2, kls[2]),
         Side("KPop = its interval", float(near or accepted == (low <= q <= high)), 1.0, True),
     ]
 

@@ -1,14 +1,15 @@
 """Claim 13. Small identities that the neighbours of SAT rest on.
 
 (ESTR)  Logits moved by iid noise eta of variance s^2: to first order delta(y) = eta_y - sum_w p_w eta_w
-        and E_{y~p, eta} delta^2 = s^2 sum_y p_y |e_y - p|^2 = s^2 (1 - sum p^2). ESTR divides by the
-        entropy H instead; 1 - sum p^2 <= H since -log p >= 1 - p, and the two are not proportional.
+        (the Jacobian of log-softmax), so E_{y~p, eta} delta^2 = s^2 sum_y p_y |e_y - p|^2
+        = s^2 (1 - sum p^2). ESTR divides by the entropy H instead; 1 - sum p^2 <= H since
+        -log p >= 1 - p, and the two are not proportional.
 (ASymPO) sum_i A_i l_i / sg[l_i] = sum_i A_i = 0 when advantages balance: the value vanishes, the
         gradient sum_i A_i grad l_i / l_i does not.
 (EWMA)  W <- b W + 1, theta_prox <- (b W_prev theta_prox + theta)/W is sum_k b^(t-k) theta_k over
         sum_k b^(t-k); its centre of mass tends to b/(1-b), which is W_stale/2 at b = W_stale/(W_stale+2).
-(prox)  A proximal policy between mu and pi only moves the bounds on r = pi/mu. Log-linear mu^a pi^(1-a):
-        pi/pi_prox = r^a, so [1-e, 1+e] becomes [(1-e)^(1/a), (1+e)^(1/a)]. Arithmetic a mu + (1-a) pi:
+(prox)  A proximal policy between mu and pi only moves the bounds on r = pi/mu. Log-linear, per
+        sampled token and not normalised (A-3PO), mu^a pi^(1-a): pi/pi_prox = r^a, so [1-e, 1+e] becomes [(1-e)^(1/a), (1+e)^(1/a)]. Arithmetic a mu + (1-a) pi:
         pi/pi_prox = r/(a + (1-a) r), so r <= a(1+e)/(1 - (1-a)(1+e)) where that is positive.
 (k3)    k3(x) = x - 1 - log x satisfies k3(BU) = k3(B) + k3(U) + (B-1)(U-1).
 """
@@ -63,42 +64,47 @@ def arithmetic_bounds(a: float, eps: float) -> tuple[float, float]:
     return a * (1 - eps) / (1 - (1 - a) * (1 - eps)), a * (1 + eps) / left if left > 0 else np.inf
 
 
+def second_moment(p: np.ndarray, tiny: float = 1e-4) -> float:
+    """E_{y~p} of delta(y)^2 / s^2 for noise +-s on one logit after another, s = tiny, exactly."""
+    moved = [softmax(np.log(p) + s * row) for row in np.eye(len(p)) for s in (tiny, -tiny)]
+    return float(sum((p * np.log(x / p) ** 2).sum() for x in moved)) / (2 * tiny**2)
+
+
 def sides(instance: dict) -> list[Side]:
     """The identities; entropy against Gini."""
     p, theta, A = (np.asarray(instance[k]) for k in ("p", "theta", "A"))
+    p = np.maximum(p, 1e-12) / np.maximum(p, 1e-12).sum()
     losses, beta = np.asarray(instance["l"]), instance["beta"]
     a, eps, B, U = (instance[k] for k in ("a", "eps", "B", "U"))
-    gini = 1 - (p**2).sum()
-    H = float(-(p * np.log(np.maximum(p, 1e-300))).sum())
-    second = float((p * ((np.eye(len(p)) - p) ** 2).sum(-1)).sum())
+    gini, H = float(1 - (p**2).sum()), float(-(p * np.log(p)).sum())
     weights = beta ** np.arange(len(theta))[::-1]
     ages = np.arange(100_000 if beta > 0.95 else 5_000)
     mass = float((ages * beta**ages).sum() / (beta**ages).sum())
     W = 2 * beta / (1 - beta)  # the window whose middle this beta aims at
-    r, low_high = B, arithmetic_bounds(a, eps)
-    inside = 1 - eps <= r / (a + (1 - a) * r) <= 1 + eps
-    loglinear = 1 - eps <= r**a <= 1 + eps
     low, high = (1 - eps) ** (1 / a), (1 + eps) ** (1 / a)
+    ends = [r / (a + (1 - a) * r) for r in arithmetic_bounds(a, eps) if np.isfinite(r)]
+    arithmetic = sum(abs(u - e) for u, e in zip(ends, (1 - eps, 1 + eps), strict=False))
+    push = np.abs(A / losses).max()  # largest d loss / d l_i under ASymPO
+    averaged = float((weights * theta).sum() / weights.sum())
     return [
-        Side("ESTR: E delta^2 = 1 - sum p^2", second, float(gini), True),
-        Side("1 - sum p^2 <= H", float(gini), H),
-        Side("ASymPO: value is 0", float((A * losses / losses).sum()), 0.0, True),
+        Side("ESTR: E delta^2 is 1 - sum p^2 to first order", abs(second_moment(p) - gini), 1e-6),
+        Side("1 - sum p^2 <= H", gini, H),
+        Side("ASymPO: advantages balance, value 0", float(A.sum()), 0.0, True),
         Side(
-            "EWMA = closed form",
-            ewma(theta, beta),
-            float((weights * theta).sum() / weights.sum()),
-            True,
-        ),
-        Side("EWMA centre of mass = W/2", mass, W / 2, True),
-        Side(
-            "log-linear proximal re-maps bounds", float(loglinear == (low <= r <= high)), 1.0, True
-        ),
-        Side(
-            "arithmetic proximal re-maps bounds",
-            float(inside == (low_high[0] <= r <= low_high[1])),
+            "ASymPO: gradient 0 iff all A are",
+            float((push > 0) == (np.abs(A).max() > 0)),
             1.0,
             True,
         ),
+        Side("EWMA = closed form", ewma(theta, beta), averaged, True),
+        Side("EWMA centre of mass = W/2", mass, W / 2, True),
+        Side(
+            "log-linear: r^a is 1 -+ eps at its ends",
+            abs(low**a - 1 + eps) + abs(high**a - 1 - eps),
+            0.0,
+            True,
+        ),
+        Side("arithmetic: its ratio is 1 -+ eps at its ends", float(arithmetic), 0.0, True),
         Side(
             "k3(BU) = k3(B) + k3(U) + (B-1)(U-1)",
             k3(B * U),

@@ -5,7 +5,8 @@ The terms are the policy part and the implementation part. They need log pi^(l),
 at the rollout's weights: without it, world A (the policy moved by d, a perfect engine) and world B
 (the policy stood still, the engine is off by d) write the same log. With it, the implementation part
 splits no further: world A (router error e, kernel error i - e) and world B (router error e', kernel
-error i - e') agree in every logged number for any e and e'. A cause can be misjudged by all of it.
+error i - e') agree in every logged number for any e and e'. With shares of i between 0 and 1 a cause can be misjudged
+by all of i. Existence is by construction; the code below builds the worlds and compares their logs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ def decode(shape: dict, x: np.ndarray) -> dict:
     """Two worlds: the same log_mu, policy and implementation parts, different router shares."""
     log_mu, policy, impl, a, b = x.reshape(5, -1)
     a, b = 1 / (1 + np.exp(-a)), 1 / (1 + np.exp(-b))
-    return {"log_mu": -np.exp(log_mu), "policy": policy, "impl": impl, "share_a": a, "share_b": b}
+    return {
+        "log_mu": -np.exp(np.clip(log_mu, -3, 3)) - 10,
+        "policy": policy,
+        "impl": impl,
+        "share_a": a,
+        "share_b": b,
+    }
 
 
 def log_of(log_mu, policy, router, kernel) -> dict[str, np.ndarray]:
