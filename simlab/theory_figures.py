@@ -12,6 +12,7 @@ from simlab.figures import REFERENCE, TINY
 from simlab.summary import VACUOUS
 from theory.claims import c03_average_form, c04_max_form, c05_sharper_forms, c08_sampled_action
 from theory.claims.c10_sat_is_a_radius import equivalent_radius
+from theory.instances import two_token_example
 from theory.search import attack
 
 HORIZONS, STEPS = range(2, 8), 300
@@ -38,7 +39,7 @@ def tightness(steps: int = STEPS) -> Figure:
 
 
 def at_horizon(claim: ModuleType, T: int) -> SimpleNamespace:
-    """The claim on two tokens and one horizon only, its tight example (T = 2) left out."""
+    """The claim on two tokens and one horizon only, with the uniform example of that horizon."""
     shape = {"V": 2, "T": T, "reward": "adversarial"}
     return SimpleNamespace(
         NUMBER=claim.NUMBER,
@@ -47,7 +48,7 @@ def at_horizon(claim: ModuleType, T: int) -> SimpleNamespace:
         size=claim.size,
         decode=claim.decode,
         sides=claim.sides,
-        tight=lambda: (claim.decode(shape, np.zeros(claim.size(shape))), "", 0.0),
+        tight=lambda: (two_token_example(0.05, T), "", 0.0),
     )
 
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from simlab.intervals import mean_interval, median_interval, share_interval
 
-TRIALS = 2000
+TRIALS = 1000
 
 
 def shapes(rng, n):
@@ -39,7 +39,7 @@ def test_t_interval_covers(shape, least):
 @pytest.mark.parametrize("drop", [0.0, 1 / 24, 0.3])
 def test_median_interval_covers_whatever_the_tail(level, drop):
     """The interval that verdicts rest on misses no more often than it says, rare collapses included."""
-    rng, misses, trials = np.random.default_rng(1), 0, 4000
+    rng, misses, trials = np.random.default_rng(1), 0, 1500
     truth = stats.norm.ppf((0.5 - drop) / (1 - drop)) if drop else 0.0
     for _ in range(trials):
         sample = rng.standard_normal(24) - 90 * (rng.random(24) < drop)

@@ -37,7 +37,9 @@ def decode(shape: dict, x: np.ndarray) -> dict:
     return {"mu": mu, "pi": pi, "R": R}
 
 
-def two_token_example(d: float = 0.2) -> dict:
-    """T = 2, mu uniform, pi moved by d everywhere, R = the sign of the remainder: (33) is attained."""
-    mu, pi = policy(2, 2, np.zeros(6)), [np.array([[0.5 + d, 0.5 - d]] * n) for n in (1, 2)]
-    return {"mu": mu, "pi": pi, "R": np.sign(Pair(mu, pi, np.zeros(4)).remainder)}
+def two_token_example(d: float = 0.2, T: int = 2) -> dict:
+    """mu uniform over two tokens, pi moved by d everywhere, R = the sign of the remainder. At T = 2
+    (33) is attained."""
+    mu = policy(2, T, np.zeros(prefixes(2, T)))
+    pi = [np.tile([0.5 + d, 0.5 - d], (2**t, 1)) for t in range(T)]
+    return {"mu": mu, "pi": pi, "R": np.sign(Pair(mu, pi, np.zeros(2**T)).remainder)}
