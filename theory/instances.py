@@ -37,9 +37,17 @@ def decode(shape: dict, x: np.ndarray) -> dict:
     return {"mu": mu, "pi": pi, "R": R}
 
 
-def two_token_example(d: float = 0.2, T: int = 2) -> dict:
-    """mu uniform over two tokens, pi moved by d everywhere, R = the sign of the remainder. At T = 2
-    (33) is attained."""
-    mu = policy(2, T, np.zeros(prefixes(2, T)))
-    pi = [np.tile([0.5 + d, 0.5 - d], (2**t, 1)) for t in range(T)]
+def two_token_example(d: float = 0.2) -> dict:
+    """T = 2, mu uniform, pi moved by d everywhere, R = the sign of the remainder: (33) is attained."""
+    return homogeneous(np.array([0.5, 0.5]), np.array([0.5 + d, 0.5 - d]), 2)
+
+
+def rare_token_example(T: int, p: float = 1e-3, d: float = 1e-5) -> dict:
+    """A rare token (probability p) made likelier by d << p << 1/T everywhere: (33) is approached."""
+    return homogeneous(np.array([1 - p, p]), np.array([1 - p - d, p + d]), T)
+
+
+def homogeneous(m: np.ndarray, q: np.ndarray, T: int) -> dict:
+    """mu = m and pi = q at every prefix, R = the sign of the remainder."""
+    mu, pi = ([np.tile(x, (2**t, 1)) for t in range(T)] for x in (m, q))
     return {"mu": mu, "pi": pi, "R": np.sign(Pair(mu, pi, np.zeros(2**T)).remainder)}

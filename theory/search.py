@@ -40,7 +40,7 @@ class Side(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """lhs / rhs of an inequality: 1 is tight. 0 for identities and where rhs is 0."""
+        """lhs / rhs of an inequality: 1 is tight. 0 for identities and where rhs <= 1e-9."""
         return float(self.lhs / self.rhs) if not self.equal and self.rhs > 1e-9 else 0.0
 
 

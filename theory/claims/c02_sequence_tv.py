@@ -2,7 +2,7 @@
 
     D_TV(mu_T || pi_T) <= S = sum_t E_{s_t ~ mu} D_TV(mu(.|s_t) || pi(.|s_t))
 
-No support assumption. Proof: the telescoping sum of claim 1 and the triangle inequality; the
+No support assumption (the instances here have pi << mu). Proof: the telescoping sum of claim 1 and the triangle inequality; the
 trailing product of pi sums to 1 over the later tokens, the leading product of mu is the visitation.
 Equality iff for each answer the non-zero terms of the telescoping sum have one sign: later tokens do
 not undo earlier ones.

@@ -5,7 +5,11 @@
 Proof: as claim 3, but E |1 - prod_{j>t} r_j| is at most 2 (T - t) D_max by claim 2 applied to the
 tail, and E |r_t - 1| at most 2 D_max; sum_t (T - t) = T (T - 1) / 2.
 Attained at T = 2: mu = (1/2, 1/2), pi = (1/2 + d, 1/2 - d) everywhere, R = xi times the sign of the
-remainder gives Delta = 4 xi d^2 on both sides.
+remainder gives Delta = 4 xi d^2 on both sides. Approached at every T: mu = (1 - p, p), pi = (1 - p - d,
+p + d) everywhere with d << p << 1/T. There the remainder is -(e_2 + e_3 + ...) in the x_t = r_t - 1;
+E|e_2| is T(T-1)/2 d^2 from answers without a rare token, T(T-1) d^2 from those with one and
+T(T-1)/2 d^2 from those with two, together 2 T(T-1) d^2, and E|e_k| <= C(T, k) (2d)^k is smaller for k >= 3.
+The constant is thus right at every horizon; a random search alone does not find this.
 """
 
 from __future__ import annotations

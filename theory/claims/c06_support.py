@@ -54,10 +54,11 @@ def sides(instance: dict) -> list[Side]:
             "(1/2) E|r-1| + outside/2 = TV", half_expectation(p, mu) + outside / 2, tv(p, mu), True
         ),
         Side("(1/2) E|r-1| <= TV", half_expectation(p, mu), float(tv(p, mu))),
+        Side("TV <= E|r-1|", float(tv(p, mu)), 2 * half_expectation(p, mu)),
         Side("replayed nucleus: identity", half_expectation(replayed, mu), tv(replayed, mu), True),
     ]
 
 
 def tight():
     """mu = (1, 0), pi = (.7, .3): the formula reports half of the truth."""
-    return {"p": np.array([0.7, 0.3]), "mu": np.array([1.0, 0.0])}, "(1/2) E|r-1| <= TV", 0.5
+    return {"p": np.array([0.7, 0.3]), "mu": np.array([1.0, 0.0])}, "TV <= E|r-1|", 1.0

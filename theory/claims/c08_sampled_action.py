@@ -5,7 +5,7 @@ Let m = mu(a) and |r(a) - 1| <= eps for the one sampled action a, three tokens o
 and every smaller value occurs for some mu and pi. Proof: 1 - D_TV = sum min(mu, pi) >= min(m, pi(a))
 >= m (1 - eps). Put mu's other mass on one token, pi's on another, and r(a) = 1 - eps: attained (there pi
 is not << mu; with a little of mu everywhere it is approached). Along the segment from mu to that pi,
-r(a) stays in the band and D_TV takes every value in between. For a given mu the supremum is
+r(a) stays in the band and D_TV takes every value in between. For a given mu the largest is
 1 - m (1 - eps) - the smallest other probability.
 A clip at .2 on a token of probability .01 is compatible with a TV of .992: PPO's clip removes a
 gradient, it does not bound the distribution.

@@ -7,11 +7,11 @@ Proof: above q the cap is 1 + eps c(u); e^u - 1 rises and eps c(u) falls with u,
 u*, and beyond it the token is cut. At or below q the gate is closed and PPO's own limit decides. As
 c < 1, u* < log(1 + eps); for q >= log(1 + eps) PPO's limit decides alone.
 
-So, as far as gradients go, SAT at a step is PPO with the radii
+So, as far as gradients go, SAT at a step with q > 0 is PPO with the radii
     eps'_high = min(eps_high, exp(max(q, u*_+)) - 1),   eps'_low = min(eps_low, 1 - exp(-max(q, u*_-))).
 What this does not say: the surrogate's value differs; q moves from batch to batch, so no fixed eps
 gives the same run; and only the tail beyond q can be cut beyond PPO, at most 1 - alpha of the tokens.
-As q grows past log(1 + eps), SAT is PPO.
+Once q >= max(log(1 + eps_high), -log(1 - eps_low)), SAT's gradient is PPO's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from theory.claims.c09_sat_geometry import size as numbers
 from theory.search import Side
 
 NUMBER, TITLE = 10, "SAT is PPO with radii set by q"
-STATEMENT = "cut iff outward and |d| > min(log(1+eps), max(q, u*)); token by token"
+STATEMENT = "cut iff outward and |d| > min(log(1+eps), max(q, u*)) above, mirrored below"
 SHAPES = [{"n": n, "scale": s} for n in (20, 60) for s in (0.003, 0.03, 0.3)]
 size, decode = numbers, batch
 
