@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from simlab.config import Config, ConfigError, Strict
 from simlab.experiments import EXPERIMENTS
 
-QUICK = {"lags": ("1", "8"), "seeds": 8, "training": {"steps": 100}}
+QUICK = {"lags": ("1", "8"), "seeds": 8, "training": {"steps": 60}}
 
 
 class Compare(Strict):
@@ -33,7 +33,7 @@ class Compare(Strict):
     config: Path | None = None
     """A TOML file with the keys of a run's config.toml, its experiment included."""
     quick: bool = False
-    """A small version: lags 1 and 8, 8 seeds, 100 steps."""
+    """A small version: lags 1 and 8, 8 seeds, 60 steps."""
     out: Path | None = None
     """Run folder, runs/<experiment> by default (runs/<experiment>-quick with --quick)."""
     workers: Annotated[int, Field(ge=1, le=256)] = os.cpu_count() or 1

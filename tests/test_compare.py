@@ -204,7 +204,7 @@ def test_precedence(tmp_path):
     assert settings.lags == ("4",)
     assert settings.seeds == 5
     assert settings.training.lr == 0.5
-    assert settings.training.steps == 100
+    assert settings.training.steps == 60
     assert settings.training.optimizer == "adam"
     assert settings.world.task == "needle"
     file.write_text('experiment = "e2"\nlags = 24\n[training]\ngrad_clip = inf\n')
