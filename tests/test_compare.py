@@ -336,6 +336,19 @@ def test_a_large_world_takes_smaller_cells():
     assert sum(len(c.seeds) for c in cells) == 24
 
 
+def die(cell):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_dead_worker_is_one_sentence(tmp_path, monkeypatch, capsys):
+    """A worker killed from outside, as for memory, ends the run with a sentence, exit 2."""
+    monkeypatch.setattr(simlab.compare, "train", die)
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "dead", workers=2)
+    assert stop.value.code == 2
+    assert "a worker died (out of memory?); finished cells are kept" in capsys.readouterr().err
+
+
 def test_full_disk(tmp_path, monkeypatch, capsys):
     """A disk that fills up while a cell is written: one sentence, no half-written file."""
 
