@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from simlab.config import Config, ConfigError, Strict
 from simlab.experiments import EXPERIMENTS
+from simlab.stabilizers import check_name
 
 QUICK = {"lags": ("1", "8"), "seeds": 8, "training": {"steps": 60}}
 
@@ -50,9 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
             f"usage: simlab {{{','.join(commands)}}} [options]\n\nsimlab COMMAND --help explains one."
         )
         raise SystemExit(0 if words else 2)
-    if words[0] not in commands:
-        _stop(f"no command {words[0]!r}; there are {', '.join(commands)}")
     try:
+        check_name("command", words[0], commands)
         commands[words[0]](words[1:])
     except (ConfigError, ValueError) as error:
         _stop(str(error))
@@ -163,8 +163,7 @@ def parse_compare(words: list[str]) -> Compare:
         raise ValueError(str(error)) from error
     own = read_toml(early.config) if early.config else {}
     name = early.experiment or own.get("experiment", "e1")
-    if name not in EXPERIMENTS:
-        raise ValueError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+    check_name("experiment", name, EXPERIMENTS)
     settings = merge(dict(EXPERIMENTS[name].SETTINGS), QUICK if early.quick else {})
     settings = merge(settings, {k: v for k, v in own.items() if k != "experiment"})
     base = Compare(experiment=name, settings=Config(**settings))

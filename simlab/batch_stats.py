@@ -184,10 +184,15 @@ def group_advantage(reward: Tensor, eps: float = 1e-6, ddof: int = 1) -> Tensor:
     centred = reward - reward.mean(-1, keepdim=True)
     size = reward.shape[-1]
     std = (centred.pow(2).sum(-1, keepdim=True) / max(size - ddof, 1)).sqrt()
-    equal = (reward == reward[..., :1]).all(-1, keepdim=True)
-    return torch.where(equal, 0.0, centred / (std + eps))
+    return torch.where(flat_groups(reward).unsqueeze(-1), 0.0, centred / (std + eps))
 
 
+def flat_groups(reward: Tensor) -> Tensor:
+    """Groups whose answers all got one reward, which teach nothing: bool `[...]` from `[..., G]`."""
+    return (reward == reward[..., :1]).all(-1)
+
+
+# ---------------------------------------------------------------- diagnostics
 def reduce_diagnostics(b: TokenBatch, diagnostics: dict) -> dict[str, Tensor]:
     """Reduce a stabilizer's per-token diagnostics over active tokens `[...]`, each by its own reducer.
 

@@ -25,7 +25,7 @@ from simlab.aggregate import AGGREGATIONS
 from simlab.noise import NOISES, Noise
 from simlab.policies import POLICIES
 from simlab.specs import named, parse, regime
-from simlab.stabilizers import Stabilizer, bind
+from simlab.stabilizers import Stabilizer, bind, check_name
 from simlab.tasks import TASKS
 
 METHODS = (
@@ -46,11 +46,6 @@ METHODS = (
 )
 SEEDS_PER_CELL = 48  # lanes of one program; more would not be faster
 LARGEST = 1 << 22  # numbers in one table of a cell: 17 MB in float32, some thirty live at a time
-
-
-def _one_of(name: str, value: str, registry: dict) -> None:
-    if value not in registry:
-        raise ValueError(f"no {name} {value!r}; there are {', '.join(registry)}")
 
 
 class ConfigError(Exception):
@@ -97,8 +92,8 @@ class WorldSpec(Strict):
 
     @model_validator(mode="after")
     def _names(self):
-        _one_of("task", self.task, TASKS)
-        _one_of("policy", self.policy, POLICIES)
+        check_name("task", self.task, TASKS)
+        check_name("policy", self.policy, POLICIES)
         if self.largest > LARGEST:
             raise ValueError(
                 f"this world needs tables of {self.largest:,} numbers a seed, at most {LARGEST:,} "
@@ -133,7 +128,7 @@ class Training(Strict):
 
     @model_validator(mode="after")
     def _names(self):
-        _one_of("aggregation", self.aggregation, AGGREGATIONS)
+        check_name("aggregation", self.aggregation, AGGREGATIONS)
         return self
 
 

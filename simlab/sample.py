@@ -30,10 +30,9 @@ def sample(world: World, cdf: Tensor, u: Tensor) -> Answers:
     P, T, M, V = world.sizes
     L, _, G, _ = u.shape
     u = u.permute(3, 0, 1, 2).reshape(T, -1)
+    # a row stands for (lane, prompt, position, automaton state)
     first = torch.arange(L * P).view(L, P) * T * M + world.start
-    row = (
-        first.unsqueeze(-1).expand(L, P, G).reshape(-1)
-    )  # (lane, prompt, position, automaton state)
+    row = first.unsqueeze(-1).expand(L, P, G).reshape(-1)
     slots = torch.empty(T, L * P * G, dtype=torch.int64)
     for t in range(T):
         torch.sum(cdf.index_select(1, row) <= u[t], 0, out=slots[t])

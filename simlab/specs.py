@@ -9,6 +9,7 @@ import ast
 import re
 
 from simlab.lag import LAGS, Interval, Sync
+from simlab.stabilizers import check_name
 
 SPEC = re.compile(
     r"(?:(?P<label>[^=:@,\s]+)=)?(?P<name>\w+)(?:@(?P<stream>\d+))?(?::(?P<arguments>\S+))?"
@@ -23,8 +24,7 @@ def regime(spec: str) -> Interval | Sync:
     if spec.isdecimal():
         return LAGS["interval"](int(spec)) if int(spec) else LAGS["sync"]()
     name, arguments = named(spec)
-    if name not in LAGS:
-        raise ValueError(f"no lag regime {name!r}; there are {', '.join(LAGS)}")
+    check_name("lag regime", name, LAGS)
     try:
         return LAGS[name](**arguments)
     except TypeError as error:

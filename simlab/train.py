@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from simlab.aggregate import AGGREGATIONS, mean
-from simlab.batch_stats import mismatch, reduce_diagnostics
+from simlab.batch_stats import flat_groups, mismatch, reduce_diagnostics
 from simlab.config import Cell, Training
 from simlab.draws import NOISE, SAMPLE, Draws
 from simlab.exact import evaluate
@@ -90,14 +90,13 @@ def measure(
     `flat_groups` is the share of groups whose answers got one and the same reward.
     """
     same_weights = logp_rollout.flatten(1).gather(-1, answers.slot)
-    flat = (answers.reward == answers.reward[..., :1]).all(-1)
     return {
         **evaluate(world, logp, logp_mu),
         **mismatch(b),
         "d_policy": (b.logp.detach() - same_weights).abs().mean(-1),
         "d_impl": (same_weights - b.logp_mu).abs().mean(-1),
         "reward": answers.reward.mean((1, 2)),
-        "flat_groups": flat.double().mean(-1),
+        "flat_groups": flat_groups(answers.reward).double().mean(-1),
     }
 
 

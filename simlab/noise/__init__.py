@@ -9,7 +9,6 @@ One field is drawn per broadcast: mu is then a definite policy and every theorem
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from simlab.draws import Draws
 from simlab.noise import gaussian, grid, replay, router, shift, student_t, temperature, truncate
 from simlab.policies import log_normalise
-from simlab.stabilizers import check_types
+from simlab.stabilizers import check_arguments, check_name, settable
 
 NOISES: dict[str, ModuleType] = {
     "gaussian": gaussian,
@@ -31,8 +30,6 @@ NOISES: dict[str, ModuleType] = {
     "temperature": temperature,
     "truncate": truncate,
 }
-
-
 STAGES = ("weights", "router", "logits")
 
 
@@ -47,16 +44,10 @@ class Noise:
     arguments: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        if self.name not in NOISES:
-            raise ValueError(f"no noise {self.name!r}; there are {', '.join(NOISES)}")
-        functions = [getattr(NOISES[self.name], stage, None) for stage in STAGES]
-        known = {k: v for f in filter(None, functions) for k, v in hyperparameters(f).items()}
-        if unknown := self.arguments.keys() - known.keys():
-            raise ValueError(
-                f"noise {self.name} has no argument {', '.join(sorted(unknown))}; "
-                f"it takes {', '.join(known)}"
-            )
-        check_types(f"noise {self.name}", known, self.arguments)
+        check_name("noise", self.name, NOISES)
+        stages = (getattr(NOISES[self.name], stage, None) for stage in STAGES)
+        known = {k: v for function in stages if function for k, v in settable(function).items()}
+        check_arguments(f"noise {self.name}", known, self.arguments)
         tiny = {"weights": {"w": torch.zeros(1, 2, 2)}, "router": torch.zeros(1, 1, 2)}
         tiny["logits"] = torch.zeros(1, 1, 1, 1, 2)
         for stage, x in tiny.items():
@@ -78,9 +69,3 @@ def behaviour(policy: ModuleType, w: dict, X: Tensor, shape: tuple, noises, draw
 
     z = policy.logits(chain("weights", w), X, router=lambda g: chain("router", g))
     return log_normalise(chain("logits", z.unflatten(1, shape[:-1])))
-
-
-def hyperparameters(function) -> dict[str, str]:
-    """Annotations of a stage function's keyword-only parameters."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.annotation for p in parameters if p.kind == p.KEYWORD_ONLY}

@@ -55,22 +55,14 @@ def bind(name: str, **arguments) -> Stabilizer:
 
     Raises ValueError in one sentence for an unknown name, an unknown argument or an impossible value.
     """
-    if name not in STABILIZERS:
-        raise ValueError(f"no stabilizer {name!r}; there are {', '.join(STABILIZERS)}")
-    module = STABILIZERS[name]
-    split, unknown = {}, set(arguments)
-    for part in ("surrogate", "whole_batch"):
-        if function := getattr(module, part, None):
-            own = settable(function)
-            unknown -= own.keys()
-            check_types(name, own, arguments)
-            split[part] = partial(function, **{k: v for k, v in arguments.items() if k in own})
-    if unknown:
-        known = sorted({a for f in split.values() for a in settable(f.func)})
-        raise ValueError(
-            f"{name} has no argument {', '.join(sorted(unknown))}; "
-            f"it takes {', '.join(known) or 'none'}"
-        )
+    check_name("stabilizer", name, STABILIZERS)
+    parts = {part: getattr(STABILIZERS[name], part, None) for part in ("surrogate", "whole_batch")}
+    own = {part: settable(function) for part, function in parts.items() if function}
+    check_arguments(name, own["surrogate"] | own.get("whole_batch", {}), arguments)
+    split = {
+        part: partial(parts[part], **{k: v for k, v in arguments.items() if k in known})
+        for part, known in own.items()
+    }
     bound = Stabilizer(name, split["surrogate"], split.get("whole_batch"))
     bound(_empty())  # the modules check their own values
     return bound
@@ -79,15 +71,25 @@ def bind(name: str, **arguments) -> Stabilizer:
 KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool, "None": type(None)}
 
 
-def check_types(name: str, annotations: dict[str, str], arguments: dict) -> None:
-    """Raises ValueError for an argument that is none of the types its annotation names."""
-    for key in annotations.keys() & arguments.keys():
-        value, kinds = arguments[key], annotations[key].split(" | ")
+def check_name(kind: str, name: str, registry: Iterable[str]) -> None:
+    """Raises ValueError, listing what there is, for a name that is not in the registry."""
+    if name not in registry:
+        raise ValueError(f"no {kind} {name!r}; there are {', '.join(registry)}")
+
+
+def check_arguments(who: str, known: dict[str, str], arguments: dict) -> None:
+    """Raises ValueError for an argument that is unknown or none of the types of its annotation."""
+    if unknown := arguments.keys() - known.keys():
+        raise ValueError(
+            f"{who} has no argument {', '.join(sorted(unknown))}; "
+            f"it takes {', '.join(sorted(known)) or 'none'}"
+        )
+    for key, value in arguments.items():
         if not any(
             isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
-            for kind in kinds
+            for kind in known[key].split(" | ")
         ):
-            raise ValueError(f"{name}: {key} must be {annotations[key]}, got {value!r}")
+            raise ValueError(f"{who}: {key} must be {known[key]}, got {value!r}")
 
 
 def settable(function) -> dict[str, str]:
