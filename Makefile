@@ -1,10 +1,14 @@
 # Two commands do everything on a fresh machine: `make compare` and `make test`.
+# Real code of the field is called in an environment of its own: `make conformance` and `make benchmark`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: compare test benchmark lint
+PEERS ?= .venv-peers
+FIELD = tests/conformance
+
+.PHONY: compare test conformance benchmark
 
 compare: $(VENV)/ready  ## the main job: run experiment E1 and write runs/e1/report.html
 	$(BIN)/simlab compare $(ARGS)
@@ -14,13 +18,25 @@ test: $(VENV)/ready  ## lint and the whole test suite
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
-benchmark: $(VENV)/ready  ## speed, as ratios within one process
-	$(BIN)/python benchmarks/simulator.py
-	$(BIN)/python benchmarks/losses.py
+conformance: $(PEERS)/ready  ## every loss against the code of verl, TRL, polgrad, torchrl and martingale
+	$(PEERS)/bin/python -m pytest $(FIELD) $(ARGS)
+
+benchmark: $(PEERS)/ready  ## speed, as ratios within one process
+	$(PEERS)/bin/python benchmarks/simulator.py
+	$(PEERS)/bin/python benchmarks/losses.py
+	$(PEERS)/bin/python benchmarks/logits.py
 
 # torch first and pinned, the CPU build where one is on offer: a resolver left alone takes the newest, with CUDA
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet "torch==2.13.0+cpu" || $(BIN)/pip install --quiet "torch==2.13.0"
 	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@
+
+$(PEERS)/ready: pyproject.toml $(FIELD)/requirements.txt $(FIELD)/requirements-nodeps.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet "torch==2.13.0+cpu" || $(PEERS)/bin/pip install --quiet "torch==2.13.0"
+	$(PEERS)/bin/pip install --quiet -r $(FIELD)/requirements.txt
+	$(PEERS)/bin/pip install --quiet --no-deps -r $(FIELD)/requirements-nodeps.txt
+	$(PEERS)/bin/pip install --quiet --editable ".[dev]"
 	touch $@

@@ -1,12 +1,17 @@
-"""Nanoseconds and memory per token of every stabilizer, and of the exact quantile and its rivals."""
+"""Nanoseconds and memory per token of every stabilizer, eager and fused, of peers' losses, and of the
+exact quantile and its rivals. Peers are run where they are installed (`make benchmark`)."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ["KINETO_LOG_LEVEL"] = "6"  # the profiler that measures memory is not to chat
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -14,11 +19,15 @@ from bench import Report, arguments, interleave, spread
 from torch import Tensor
 
 from simlab.aggregate import mean, token_mean
-from simlab.batch_stats import abs_quantile, rank
-from simlab.stabilizers import STABILIZERS, bind
+from simlab.fused import fuse
+from simlab.methods import GUESS
+from simlab.quantile import abs_quantile, rank
+from simlab.stabilizers import STABILIZERS, bind, required
 from simlab.tokens import TokenBatch
 
 ALPHA, LENGTH = 0.9, 1000
+HAND = "hand-written eager PPO"
+PLAIN = ("logp", "logp_mu", "advantage")  # what the floor reads
 
 
 def batch(n: int) -> TokenBatch:
@@ -27,6 +36,7 @@ def batch(n: int) -> TokenBatch:
     logp = -torch.rand(n, generator=g) * 3
     tail = torch.randn(n, generator=g) / torch.rand(n, generator=g).clamp(min=0.05).sqrt()
     response = torch.arange(n) // LENGTH
+    top = torch.full((n, 1), -1.5) if n <= 1_000_000 else None
     return TokenBatch(
         logp=logp.requires_grad_(),
         logp_mu=logp.detach() - 0.05 * tail,
@@ -35,14 +45,19 @@ def batch(n: int) -> TokenBatch:
         response=response,
         logp_prox=logp.detach() - 0.02 * torch.randn(n, generator=g),
         entropy_mu=torch.rand(n, generator=g),
-        version=torch.zeros(n, dtype=torch.int64),
+        tv=0.2 * torch.rand(n, generator=g),
+        topk=top,
+        topk_mu=top,
         n_responses=int(response[-1]) + 1,
     )
 
 
-def registry(name: str) -> Callable[[TokenBatch], Tensor]:
-    """A stabilizer's loss: whole-batch numbers, surrogate, diagnostics, token mean."""
-    stabilizer = bind(name)
+def registry(name: str, fused: bool) -> Callable[[TokenBatch], Tensor]:
+    """A stabilizer's loss: whole-batch numbers, surrogate, token mean; fused, diagnostics as well."""
+    stabilizer = bind(name, **dict.fromkeys(required(STABILIZERS[name].surrogate), GUESS))
+    if fused:
+        run = fuse(stabilizer)
+        return lambda b: -mean(*run(b, **stabilizer.stats([b]))[:2])
     return lambda b: -mean(*token_mean(stabilizer(b).S, b))
 
 
@@ -53,10 +68,40 @@ def eager_ppo(b: TokenBatch) -> Tensor:
     return -(S * b.mask).sum() / b.mask.sum()
 
 
+def peers() -> dict[str, Callable[[TokenBatch], Tensor]]:
+    """Losses of verl, polgrad and martingale on the same tokens, as rows of 1,000; none if absent."""
+    if not all(find_spec(package) for package in ("verl", "polgrad", "martingale")):
+        return {}
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests/conformance"))
+    import polgrad
+    from peers import martingale_ppo, polgrad_loss, verl
+
+    calls = {
+        "verl vanilla": verl("vanilla"),
+        "verl gspo": verl("gspo"),
+        "verl dppo_tv": verl("dppo_tv"),
+        "verl cispo": verl("cispo"),
+        "polgrad ppo": polgrad_loss("ppo", polgrad.ALGORITHMS["ppo"].loss),
+        "martingale ppo": martingale_ppo(0.2),
+    }
+
+    def rows(b: TokenBatch) -> SimpleNamespace:
+        fields = {"lp": b.logp, "mu": b.logp_mu, "A": b.advantage, "mask": b.mask}
+        return SimpleNamespace(**{k: x.view(-1, LENGTH) for k, x in fields.items()})
+
+    return {name: lambda b, call=call: call(rows(b)) for name, call in calls.items()}
+
+
 def gradient(loss: Callable[[TokenBatch], Tensor], b: TokenBatch) -> int:
     """Forward and backward; the number of tokens."""
     b.logp.grad = None
     loss(b).backward()
+    return b.mask.numel()
+
+
+def floor(b: TokenBatch) -> int:
+    """Memory traffic alone: read log-probs of both sides and advantages, write a gradient."""
+    torch.addcmul(b.advantage, b.logp.detach(), b.logp_mu)
     return b.mask.numel()
 
 
@@ -71,25 +116,36 @@ def peak(loss: Callable[[TokenBatch], Tensor], b: TokenBatch) -> float:
     return held.max() / 4 / b.mask.numel()
 
 
-def losses(report: Report, n: int, rounds: int) -> None:
-    """Every stabilizer and the outside reference, relative to the registry's PPO."""
+def losses(report: Report, n: int, rounds: int, names: tuple[str, ...]) -> None:
+    """Stabilizers eager and fused, peers, and the floor, relative to the hand-written PPO."""
     b = batch(n)
-    arms = {"ppo": registry("ppo"), "hand-written eager PPO": eager_ppo}
-    arms |= {name: registry(name) for name in STABILIZERS if name != "ppo"}
+    arms = {HAND: eager_ppo} | peers()
     grads = {}
-    for name in ("ppo", "hand-written eager PPO"):
-        gradient(arms[name], b)
-        grads[name] = b.logp.grad.clone()
-    torch.testing.assert_close(*grads.values(), rtol=1e-4, atol=1e-10)
-    s = interleave({name: lambda f=f: gradient(f, b) for name, f in arms.items()}, rounds)
-    memory = {name: peak(f, b) for name, f in arms.items()}
-    order = sorted(arms, key=lambda name: np.median(s[name]))
+    for name in names:
+        for fused in (False, True):
+            label = f"{name}, {'fused' if fused else 'eager'}"
+            arms[label] = registry(name, fused)
+            gradient(arms[label], b)
+            grads[fused] = b.logp.grad.clone()
+        scale = grads[False].abs().max()
+        assert (grads[True] - grads[False]).abs().max() <= 1e-6 * scale, name
+    run = {name: lambda f=f: gradient(f, b) for name, f in arms.items()}
+    s = interleave({"memory-traffic floor": lambda: floor(b)} | run, rounds)
+    memory = {name: f"{peak(f, b):.1f}" for name, f in arms.items()}
+    low = s["memory-traffic floor"]
     rows = [
-        [x, f"{1e9 * np.median(s[x]):.1f}", spread(s[x] / s["ppo"]), f"{memory[x]:.1f}"]
-        for x in order
+        [x, f"{1e9 * np.median(s[x]):.1f}", spread(s[x] / s[HAND]), f"{np.median(s[x] / low):.1f}",
+         memory.get(x, "1.0")]
+        for x in sorted(s, key=lambda name: np.median(s[name]))
+    ]  # fmt: skip
+    columns = [
+        "loss",
+        "ns a token",
+        "times hand-written (range)",
+        "times floor",
+        "peak, fp32 numbers",
     ]
-    columns = ["loss", "ns a token", "times ppo (range)", "peak memory, fp32 numbers a token"]
-    report.table(f"Forward and backward of {n:,} tokens, flat, float32", columns, rows)
+    report.table(f"Forward and backward of {n:,} tokens, float32", columns, rows)
 
 
 def methods(mask: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -135,7 +191,14 @@ def quantiles(report: Report, small: int, large: int, quadratic: int, rounds: in
 if __name__ == "__main__":
     asked = arguments(__doc__)
     report = Report("Losses and the exact quantile")
-    losses(report, *((100_000, 3) if asked.quick else (1_000_000, 25)))
-    sizes = (100_000, 17_000_000, 3_000, 1) if asked.quick else (1_000_000, 33_500_000, 100_000, 3)
-    quantiles(report, *sizes)
+    few, every = ("ppo", "sat", "gspo"), tuple(sorted(STABILIZERS, key=lambda name: name != "ppo"))
+    torch._dynamo.config.cache_size_limit = 64
+    if asked.quick:
+        losses(report, 10_000, 3, few)
+        quantiles(report, 100_000, 17_000_000, 3_000, 1)
+    else:
+        losses(report, 10_000, 51, few)
+        losses(report, 1_000_000, 21, every)
+        losses(report, 16_000_000, 5, few)
+        quantiles(report, 1_000_000, 33_500_000, 100_000, 3)
     report.write(asked.out)

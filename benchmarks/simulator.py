@@ -18,6 +18,7 @@ import torch
 from bench import Report, arguments, interleave, spread
 from loop import LAG, SCALE, Lane
 
+from simlab.batch_stats import group_advantage
 from simlab.config import Cell, Config, Training, WorldSpec
 from simlab.draws import NOISE, SAMPLE, Draws
 from simlab.noise import behaviour
@@ -59,7 +60,8 @@ def check(c: Cell) -> str:
     answers = sample(
         world, cumulative(log_mu), Draws(c.seeds, SAMPLE, 0).uniform(P, c.world.answers, T)
     )
-    b = token_batch(answers, logp, log_mu, log_mu, 0)
+    tables = {"logp": logp, "logp_mu": log_mu, "logp_prox": log_mu}
+    b = token_batch(answers, tables, group_advantage(answers.reward), 0)
     S = c.arm.stabilizer(b).S
     (-S.mean(-1)).sum().backward()
     lanes, worst = [Lane(c, seed) for seed in c.seeds], 0.0

@@ -1,4 +1,4 @@
-"""The command line: `simlab compare` and `simlab verify`."""
+"""The command line: `simlab compare`, `simlab methods` and `simlab verify`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from simlab.advantages import PRESETS
+from simlab.arguments import check_name
 from simlab.config import Config, ConfigError, Strict
 from simlab.experiments import EXPERIMENTS
-from simlab.stabilizers import check_name
 
 QUICK = {"lags": ("1", "8"), "seeds": 8, "training": {"steps": 60}}
 
@@ -26,15 +27,18 @@ QUICK = {"lags": ("1", "8"), "seeds": 8, "training": {"steps": 60}}
 class Compare(Strict):
     """Compare stabilizers on the token MDP and write a run folder with report.html.
 
-    Options win over the --config file, which wins over --quick, which wins over the experiment.
+    Options win over the --config file, which wins over --preset and --quick, which win over the
+    experiment.
     """
 
     experiment: Literal[tuple(EXPERIMENTS)] = "e1"
-    """The question: e1 (SGD), e2 (Adam and gradient clip), null (learning rate 0)."""
+    """The question: e1 (SGD), e2 (Adam and gradient clip), null (learning rate 0), catalogue and catalogue_adam (all methods)."""
     config: Path | None = None
     """A TOML file with the keys of a run's config.toml, its experiment included."""
     quick: bool = False
     """A small version: lags 1 and 8, 8 seeds, 60 steps."""
+    preset: Literal[tuple(PRESETS)] | None = None
+    """A published pair of advantage and aggregation."""
     out: Path | None = None
     """Run folder, runs/<experiment> by default (runs/<experiment>-quick with --quick)."""
     workers: Annotated[int, Field(ge=1, le=256)] = os.cpu_count() or 1
@@ -45,7 +49,7 @@ class Compare(Strict):
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; a problem is one sentence on stderr and exit code 2 (130 when stopped)."""
     words = sys.argv[1:] if arguments is None else arguments
-    commands = {"compare": run_compare, "verify": run_verify}
+    commands = {"compare": run_compare, "methods": run_methods, "verify": run_verify}
     if words[:1] in ([], ["-h"], ["--help"]):
         print(
             f"usage: simlab {{{','.join(commands)}}} [options]\n\nsimlab COMMAND --help explains one."
@@ -56,6 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
         commands[words[0]](words[1:])
     except (ConfigError, ValueError) as error:
         _stop(str(error))
+    except BrokenPipeError:  # `simlab methods | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_compare(words: list[str]) -> None:
@@ -81,6 +87,37 @@ def run_compare(words: list[str]) -> None:
     for sentence in findings(options.settings, table):
         print(f"- {sentence}")
     print(f"\nreport: {out / 'report.html'}")
+
+
+class Methods(Strict):
+    """List the stabilizers: formula, source, arguments, what they read, which side they gate."""
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """One method, or a file with your own (it is checked first); its page is printed."""
+    markdown: bool = False
+    """Print the table of docs/methods.md."""
+
+
+def run_methods(words: list[str]) -> None:
+    """`simlab methods`."""
+    options = tyro.cli(Methods, args=words, prog="simlab methods")
+    import torch
+
+    from simlab import methods
+    from simlab.contract import check
+    from simlab.stabilizers import bind, load
+
+    torch.set_num_threads(1)  # the batches are tiny
+    if options.name is not None:
+        name = options.name
+        if name.endswith(".py"):
+            name = load(Path(name))
+            check(bind(name))
+        print(methods.page(name))
+    elif options.markdown:
+        print(methods.markdown(), end="")
+    else:
+        print(methods.listing(), end="")
 
 
 class Verify(Strict):
@@ -157,6 +194,7 @@ def parse_compare(words: list[str]) -> Compare:
     first.add_argument("--experiment")
     first.add_argument("--config", type=Path)
     first.add_argument("--quick", action="store_true")
+    first.add_argument("--preset")
     try:
         early, _ = first.parse_known_args(words)
     except argparse.ArgumentError as error:
@@ -165,6 +203,9 @@ def parse_compare(words: list[str]) -> Compare:
     name = early.experiment or own.get("experiment", "e1")
     check_name("experiment", name, EXPERIMENTS)
     settings = merge(dict(EXPERIMENTS[name].SETTINGS), QUICK if early.quick else {})
+    if early.preset is not None:
+        check_name("preset", early.preset, PRESETS)
+        settings = merge(settings, {"training": PRESETS[early.preset]})
     settings = merge(settings, {k: v for k, v in own.items() if k != "experiment"})
     base = Compare(experiment=name, settings=Config(**settings))
     return tyro.cli(

@@ -1,4 +1,4 @@
-"""Whole-batch statistics: the exact quantile, per-response sums, mismatch measures, advantages.
+"""Whole-batch statistics: per-response sums, mismatch measures, advantages, reduced diagnostics.
 
 Everything here is computed once for the optimizer batch, across micro-batches and ranks, and handed
 to the loss as a number. `reduce` is the caller's sum over ranks (a torch.distributed all-reduce, or
@@ -7,90 +7,13 @@ nothing); integer counts go through it, so the answer does not depend on how the
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from fractions import Fraction
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from simlab.quantile import Reduce, abs_quantile
 from simlab.tokens import TokenBatch, log_ratio, widen
-
-Reduce = Callable[[Tensor], Tensor]
-CHUNK = 1 << 18
-
-
-# ---------------------------------------------------------------- the quantile
-def rank(alpha: float, n: int) -> int:
-    """k = ceil(alpha n) in exact arithmetic, alpha read as a decimal (.55 of 100 is 55, not 56)."""
-    part = Fraction(str(alpha))
-    if not 0 < part <= 1:
-        raise ValueError(f"alpha must lie in (0, 1], got {alpha}")
-    return -(-n * part.numerator // part.denominator)
-
-
-def abs_quantile(
-    shards: Iterable[tuple[Tensor, Tensor]], alpha: float, reduce: Reduce | None = None
-) -> Tensor:
-    """The k-th smallest |x| over active entries, k = ceil(alpha n): SAT (14), no interpolation.
-
-    `shards` are pairs (x `[..., N_i]`, mask `[..., N_i]`), the micro-batches of this rank, with the
-    same leading axes; `reduce` sums an integer tensor over ranks. Returns `[...]` in the (widened)
-    dtype of x; 0 where no entry is active anywhere. Exact for any count, ties and empty shards.
-
-    Radix selection: the bit pattern of a non-negative float grows with its value, so histograms of
-    its digits, highest first, find the order statistic. float32 takes two reductions of 65,536 bins
-    on one lane (four of 256 when many small lanes share the call). Ranks are integers throughout.
-    """
-    shards = [(x.detach(), mask) for x, mask in shards]
-    if not shards:
-        raise ValueError("abs_quantile needs at least one shard (it may be empty)")
-    reduce = reduce or (lambda counts: counts)
-    first = shards[0][0]
-    lead, dtype = first.shape[:-1], first.dtype
-    if dtype != torch.float64:
-        dtype = torch.float32
-    word, width = (torch.int64, 64) if dtype == torch.float64 else (torch.int32, 32)
-    lanes = math.prod(lead)
-    flat = [(x.reshape(lanes, x.shape[-1]), m.reshape(lanes, m.shape[-1])) for x, m in shards]
-    bits = 16 if lanes == 1 else 8
-    n = reduce(sum(m.count_nonzero(-1) for _, m in flat))
-    k = torch.tensor([rank(alpha, c) for c in n.tolist()], dtype=torch.int64, device=n.device)
-    prefix = torch.zeros(lanes, dtype=word, device=n.device)
-    for shift in range(width - bits, -1, -bits):
-        counts = reduce(sum(_digits(x, m, prefix, shift, bits, dtype) for x, m in flat))
-        cumulative = counts.cumsum(-1)
-        digit = (cumulative < k.unsqueeze(-1)).sum(-1).clamp(max=(1 << bits) - 1)
-        k = k - (cumulative - counts).gather(-1, digit.unsqueeze(-1)).squeeze(-1)
-        prefix = (prefix << bits) | digit.to(word)
-    q = torch.where(n > 0, prefix, 0).view(dtype)
-    return q.reshape(lead)
-
-
-def _digits(
-    x: Tensor, mask: Tensor, prefix: Tensor, shift: int, bits: int, dtype: torch.dtype
-) -> Tensor:
-    """Counts `[lanes, 2**bits]` of the digit at `shift` among active entries that match `prefix`.
-
-    In chunks, so that the working memory does not grow with the batch.
-    """
-    lanes, bins = x.shape[0], 1 << bits
-    top = shift + bits == torch.iinfo(prefix.dtype).bits  # nothing to match yet
-    base = torch.arange(lanes, dtype=prefix.dtype, device=x.device).unsqueeze(-1) * bins
-    total = torch.zeros(lanes * bins, dtype=torch.int64, device=x.device)
-    step = max(CHUNK // max(lanes, 1), 1)
-    for x_part, mask_part in zip(x.split(step, -1), mask.split(step, -1), strict=True):
-        word = x_part.to(dtype).view(prefix.dtype) & torch.iinfo(prefix.dtype).max  # of |x|
-        high = word >> shift
-        keep = mask_part if top else mask_part & ((high >> bits) == prefix.unsqueeze(-1))
-        slot = high & (bins - 1)
-        if lanes == 1:
-            slot = slot.squeeze(0) if keep.all() else slot[keep]
-            total += torch.bincount(slot, minlength=bins)
-        else:  # many short lanes: one histogram, with a last bin for what is not kept
-            slot = torch.where(keep, slot + base, lanes * bins)
-            total += torch.bincount(slot.flatten(), minlength=lanes * bins + 1)[:-1]
-    return total.view(lanes, bins)
 
 
 # ---------------------------------------------------------------- per response
@@ -112,10 +35,31 @@ def to_tokens(b: TokenBatch, per_response: Tensor) -> Tensor:
     return torch.where(b.mask, per_response.gather(-1, index), 0)
 
 
+class _ResponseMeans(torch.autograd.Function):
+    """Averaging over responses is a symmetric matrix: the backward pass is the forward pass."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, mask: Tensor, response: Tensor, n: int) -> Tensor:
+        ctx.save_for_backward(mask, response)
+        ctx.n = n
+        return _means(x, mask, response, n)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        return _means(g, *ctx.saved_tensors, ctx.n), None, None, None
+
+
+def _means(x: Tensor, mask: Tensor, response: Tensor, n: int) -> Tensor:
+    index = torch.where(mask, response, 0)
+    empty = torch.zeros(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
+    sums = empty.scatter_add(-1, index, torch.where(mask, x, 0))
+    lengths = empty.scatter_add(-1, index, mask.to(x.dtype))
+    return torch.where(mask, (sums / lengths.clamp(min=1)).gather(-1, index), 0)
+
+
 def response_means(b: TokenBatch, x: Tensor) -> Tensor:
     """Mean of x over each response, handed back to its tokens: `[..., N]`. Whole responses only."""
-    means = response_sums(b, x) / response_lengths(b).clamp(min=1)
-    return to_tokens(b, means)
+    return _ResponseMeans.apply(x, b.mask, b.response, b.n_responses)
 
 
 # ---------------------------------------------------------------- mismatch
@@ -199,8 +143,8 @@ def reduce_diagnostics(b: TokenBatch, diagnostics: dict) -> dict[str, Tensor]:
     0 where no token is active.
     """
     out, some = {}, b.mask.any(-1)
-    for name, (value, how) in diagnostics.items():
-        value = widen(value.detach()).expand(b.mask.shape)
+    for name, diagnostic in diagnostics.items():
+        how, value = diagnostic.reduce, widen(diagnostic.value.detach()).expand(b.mask.shape)
         if how == "mean":
             out[name] = torch.where(b.mask, value, 0).sum(-1) / b.mask.sum(-1).clamp(min=1)
         else:

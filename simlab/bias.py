@@ -11,20 +11,23 @@ The advantage is R(y) - J(mu), GRPO's in the limit of a large group, without the
          + sum over tokens of (w_method - w_pg) grad log pi, told apart by the token:
            outward (A d > 0) or pull-back (A d <= 0), each cut (no gradient) or reweighted
 
-The parts add up to the bias (tested). SAT's q is the alpha-quantile under mu, as in a large batch.
+The parts add up to the bias (tested). Whole-batch numbers are those of a batch of COPIES answers in which
+every answer is as frequent as mu says.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from simlab.stabilizers import STABILIZERS, bind, sat
+from simlab.stabilizers import STABILIZERS, bind
 from simlab.tokens import TokenBatch, log_ratio
 from theory.tables import prefixes
 
-V, T, ASCENT = 3, 3, 1.0
+V, T, ASCENT, COPIES = 3, 3, 1.0, 10_000
 PARTS = (
     "prefix and continuation",
     "outward cut",
@@ -53,51 +56,64 @@ def exact_gradient(theta: Tensor, R: Tensor) -> Tensor:
     return torch.autograd.grad(J, theta)[0]
 
 
-def batch(theta: Tensor, start: Tensor, mu: Tensor, R: Tensor) -> tuple[TokenBatch, Tensor]:
-    """Every token of every answer as one batch, and the probability mu(y) of each token's answer."""
+def batch(
+    theta: Tensor, start: Tensor, mu: Tensor, R: Tensor, age: int = 0
+) -> tuple[TokenBatch, Tensor]:
+    """Every token of every answer as one batch, and the probability mu(y) of each answer."""
     p_mu = mu.sum(-1).exp()
     A = (R - (p_mu * R).sum()).unsqueeze(-1).expand(V**T, T)
-    response = torch.arange(V**T).unsqueeze(-1).expand(V**T, T)
+    logp, logp_mu = log_probs(theta), mu
+    state = torch.zeros(int(slots().max()) + 1, dtype=mu.dtype)
+    tables = [state.index_put((slots(),), x.detach()).view(-1, V) for x in (logp, logp_mu)]
+    at = (slots() // V).flatten()
+    p, m = (x.exp() for x in tables)
+    first = tables[1].argmax(-1)
+    itself = first[at] == (slots() % V).flatten()
+    top = [torch.where(itself, -torch.inf, x[at, first[at]]).unsqueeze(-1) for x in tables]
     b = TokenBatch(
-        logp=log_probs(theta).flatten(),
-        logp_mu=mu.flatten(),
+        logp=logp.flatten(),
+        logp_mu=logp_mu.flatten(),
         advantage=A.flatten(),
         mask=torch.ones(V**T * T, dtype=torch.bool),
-        response=response.flatten(),
+        response=torch.arange(V**T).repeat_interleave(T),
         logp_prox=log_probs(start).flatten(),
+        entropy_mu=-(m * tables[1]).sum(-1)[at],
+        gini_mu=1 - (m * m).sum(-1)[at],
+        tv=(p - m).abs().sum(-1)[at] / 2,
+        age=torch.full((V**T * T,), age),
+        stratum=torch.arange(T).repeat(V**T),
+        uniform=torch.from_numpy(np.random.default_rng(12).random(V**T * T)),
+        topk=top[0],
+        topk_mu=top[1],
     )
-    return b, p_mu.repeat_interleave(T)
+    return b, p_mu
 
 
-def weighted_quantile(x: Tensor, weight: Tensor, alpha: float) -> Tensor:
-    """Smallest |x| whose cumulative weight reaches alpha."""
-    order = x.abs().argsort()
-    reached = weight[order].cumsum(0) >= alpha * weight.sum() - 1e-12
-    return x.abs()[order][reached.int().argmax()]
+def as_frequent(b: TokenBatch, p_mu: Tensor) -> TokenBatch:
+    """A batch of about COPIES answers in which each is as frequent as its probability says."""
+    answers = torch.arange(V**T).repeat_interleave((p_mu * COPIES).round().long())
+    index = (answers.unsqueeze(-1) * T + torch.arange(T)).flatten()
+    response = torch.arange(len(answers)).repeat_interleave(T)
+    return replace(b.take(index), response=response, n_responses=len(answers))
 
 
 def gradients(
-    name: str, theta: Tensor, start: Tensor, mu: Tensor, R: Tensor, **arguments
+    name: str, theta: Tensor, start: Tensor, mu: Tensor, R: Tensor, age: int = 0, **arguments
 ) -> dict[str, Tensor]:
     """Weights w on grad log pi `[N]`, `active`, the batch and the gradient of one method."""
     theta = theta.detach().requires_grad_()
-    b, weight = batch(theta, start, mu, R)
+    b, p_mu = batch(theta, start, mu, R, age)
     method = bind(name, **arguments)
-    level = arguments.get("level", "token")
-    alpha = arguments.get("alpha", 0.9)
-    stats = (
-        {"q": weighted_quantile(sat.score(b, level).detach(), weight, alpha)}
-        if name == "sat"
-        else {}
-    )
-    S, active, _ = method.surrogate(b, **stats)
-    g, w = torch.autograd.grad((weight * S).sum(), (theta, b.logp))
+    S, active, _ = method.surrogate(b, **method.stats([as_frequent(b, p_mu)]))
+    g, w = torch.autograd.grad((p_mu.repeat_interleave(T) * S).sum(), (theta, b.logp))
     return {"g": g, "w": w, "active": active, "d": log_ratio(b).detach(), "A": b.advantage}
 
 
 def study(lags: tuple[int, ...] = (0, 1, 4, 16), seeds: int = 8, noise: float = 0.05) -> list[dict]:
     """One row per method and lag: size and direction of the bias, and its parts, means over seeds."""
-    methods = {name: {} for name in STABILIZERS} | {"sat-gspo": {"level": "sequence"}}
+    methods = {name: (name, {}) for name in STABILIZERS}
+    methods |= {"sat-gspo": ("sat", {"level": "sequence"})}
+    methods |= {"spo_scaled": ("spo_scaled", {"alpha": 0.5})}  # no published value
     rows = []
     for lag in lags:
         found: dict[str, list] = {name: [] for name in methods}
@@ -111,11 +127,9 @@ def study(lags: tuple[int, ...] = (0, 1, 4, 16), seeds: int = 8, noise: float = 
                 theta = theta + ASCENT * exact_gradient(theta, R)
             truth = exact_gradient(theta, R)
             plain = gradients("pg", theta, start, mu, R)
-            for name, arguments in methods.items():
-                own = gradients(
-                    "sat" if name == "sat-gspo" else name, theta, start, mu, R, **arguments
-                )
-                found[name].append(compare(own, plain, theta, truth))
+            for label, (name, arguments) in methods.items():
+                own = gradients(name, theta, start, mu, R, lag, **arguments)
+                found[label].append(compare(own, plain, theta, truth))
         for name, values in found.items():
             means = {key: float(np.mean([v[key] for v in values])) for key in values[0]}
             rows.append({"method": name, "lag": lag} | means)

@@ -37,7 +37,7 @@ from simlab.train import train
 
 # These may change in a folder that has results: finished cells are reused and kept, and the tables,
 # the figures and the report are written anew for the methods, lags and seeds of the latest call.
-GROWS = ("methods", "lags", "seeds", "reference")
+GROWS = ("methods", "method_file", "lags", "seeds", "reference")
 
 
 class RunError(Exception):
@@ -102,7 +102,7 @@ def _flat(table: dict, prefix: str = "") -> dict[str, object]:
 
 
 # Files that only choose, summarise or draw: changing them leaves finished cells valid.
-LATER = "__main__ bias compare figures intervals page report summary theory_figures verify"
+LATER = "__main__ batches bias compare contract fused figures intervals methods page report summary theory_figures verify"
 AFTERWARDS = {f"{module}.py" for module in LATER.split()}
 
 
@@ -155,12 +155,16 @@ def _run_missing(cells: dict[str, Cell], folder: Path, workers: int, progress) -
     done = len(cells) - len(missing)
     progress(done, len(cells))
     run = _in_pool if workers > 1 else _in_process
-    with closing(run(missing, workers)) as results:
-        for key, rows in results:
-            frame = pl.DataFrame(rows, infer_schema_length=None)
-            write(folder / f"{key}.parquet", frame.write_parquet)
-            done += 1
-            progress(done, len(cells))
+    try:
+        with closing(run(missing, workers)) as results:
+            for key, rows in results:
+                frame = pl.DataFrame(rows, infer_schema_length=None)
+                write(folder / f"{key}.parquet", frame.write_parquet)
+                done += 1
+                progress(done, len(cells))
+    finally:  # a writer that a signal stopped may leave its part
+        for part in folder.glob("*.part"):
+            part.unlink(missing_ok=True)
 
 
 def _finished(path: Path) -> bool:

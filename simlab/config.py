@@ -7,7 +7,7 @@ experiment E1; other experiments say only what they change.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,11 +21,15 @@ from pydantic import (
     model_validator,
 )
 
+from simlab.advantages import ADVANTAGES
 from simlab.aggregate import AGGREGATIONS
+from simlab.arguments import check_name
+from simlab.contract import check
+from simlab.kl import KL
 from simlab.noise import NOISES, Noise
 from simlab.policies import POLICIES
 from simlab.specs import named, parse, regime
-from simlab.stabilizers import Stabilizer, bind, check_name
+from simlab.stabilizers import Stabilizer, bind, load
 from simlab.tasks import TASKS
 
 METHODS = (
@@ -121,14 +125,22 @@ class Training(Strict):
     """Largest gradient norm; inf does not clip."""
     aggregation: str = "token_mean"
     """How per-token terms become a loss."""
-    proximal: Literal["rollout", "step"] = "rollout"
-    """pi_old of IcePop and TIS: the trainer at the rollout's weights, or just before the step."""
+    advantage: str = "grpo"
+    """Rewards of a group to advantages."""
+    kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Weight of a KL term to the first policy in the loss; SAT's runs use 1e-3."""
+    kl: str = "low_var"
+    """Estimator of the KL term."""
+    proximal: Literal["rollout", "step", "ewma"] = "rollout"
+    """pi_old of methods that read it: the trainer at the rollout's weights, just before the step, or an EWMA of its weights centred in the staleness window. decoupled:proximal=... overrides it for one arm."""
     log_every: Annotated[int, Field(ge=1)] = 7
     """Steps between exact evaluations; coprime with the lags, or some ages are never seen."""
 
     @model_validator(mode="after")
     def _names(self):
         check_name("aggregation", self.aggregation, AGGREGATIONS)
+        check_name("advantage", self.advantage, ADVANTAGES)
+        check_name("KL estimator", self.kl, KL)
         return self
 
 
@@ -139,6 +151,8 @@ class Config(Strict):
     training: Training = Training()
     methods: tuple[str, ...] = METHODS
     """Arms, each [label=]name[@stream][:argument=value,...]."""
+    method_file: tuple[Path, ...] = ()
+    """Files with a stabilizer of your own, which join under the name of the file; they are code and run, and must keep the promises of simlab/contract.py."""
     reference: str = "ppo"
     """Label of the arm that the others are compared with, seed by seed."""
     lags: tuple[str, ...] = ("1", "4", "8", "24")
@@ -169,6 +183,9 @@ class Config(Strict):
     def _consistent(self):
         for spec in self.lags:
             regime(spec)
+        for arm in self.arms:
+            if arm.file is not None:
+                check(arm.stabilizer)
         labels = [arm.label for arm in self.arms]
         if len(set(labels)) < len(labels):
             raise ValueError(f"two methods have the same label ({', '.join(labels)})")
@@ -184,7 +201,10 @@ class Config(Strict):
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
         """The methods, parsed and bound."""
-        return tuple(Arm.parse(spec) for spec in self.methods)
+        files = {load(path): str(path) for path in self.method_file}
+        named = [Arm.parse(spec) for spec in self.methods]
+        named += [Arm.parse(name) for name in files if name not in {arm.name for arm in named}]
+        return tuple(replace(arm, file=files.get(arm.name)) for arm in named)
 
     @cached_property
     def noises(self) -> tuple[Noise, ...]:
@@ -222,6 +242,7 @@ class Arm:
     name: str
     arguments: tuple[tuple[str, object], ...] = ()
     stream: int = 0
+    file: str | None = None  # of a user's own stabilizer
 
     @classmethod
     def parse(cls, spec: str) -> Arm:
@@ -234,6 +255,8 @@ class Arm:
     @property
     def stabilizer(self) -> Stabilizer:
         """The registry's function with these arguments."""
+        if self.file is not None:
+            load(Path(self.file))  # a worker process has not seen it yet
         return bind(self.name, **dict(self.arguments))
 
 
@@ -251,6 +274,7 @@ class Cell:
     def key(self, code: str) -> str:
         """A name that changes when the numbers could: settings, the log's content, a digest of the code."""
         logs = [Path(n.arguments["path"]) for n in self.noise if n.name == "replay"]
+        logs += [Path(self.arm.file)] if self.arm.file else []
         content = [hashlib.sha256(path.read_bytes()).hexdigest() for path in logs]
         text = f"{code} {content} {self!r}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WORLD, INIT, SAMPLE, NOISE = range(4)
+WORLD, INIT, SAMPLE, NOISE, GATE = range(5)
 
 
 class Draws:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from simlab.batch_stats import group_advantage
 from simlab.tasks.world import World
 from simlab.tokens import TokenBatch
 
@@ -45,28 +44,61 @@ def sample(world: World, cdf: Tensor, u: Tensor) -> Answers:
 
 
 def token_batch(
-    answers: Answers, logp: Tensor, logp_mu: Tensor, logp_prox: Tensor, version: int
+    answers: Answers, tables: dict[str, Tensor], advantage: Tensor, age: int, **fields: Tensor
 ) -> TokenBatch:
-    """The record of sampled answers, from log-prob tables `[L, P, T, M, V]`.
+    """The record of sampled answers.
 
-    `logp` carries the gradient; advantages are GRPO's, constant over an answer.
+    `tables` `[L, P, T, M, V]` are picked at the sampled (state, token), by the name of their field;
+    `logp` carries the gradient. advantage is `[L, P, G]`, one number an answer; other fields `[L, N]`.
     """
-    slot, reward = answers
+    slot = answers.slot
     L, N = slot.shape
-    answers_per_lane = reward[0].numel()
+    answers_per_lane = advantage[0].numel()
     length = N // answers_per_lane
-    advantage = group_advantage(reward).to(logp.dtype).flatten(1).unsqueeze(-1)
-
-    def pick(table: Tensor) -> Tensor:
-        return table.flatten(1).gather(-1, slot)
-
+    picked = {name: table.flatten(1).gather(-1, slot) for name, table in tables.items()}
+    advantage = advantage.to(picked["logp"].dtype).flatten(1).unsqueeze(-1)
     return TokenBatch(
-        logp=pick(logp),
-        logp_mu=pick(logp_mu),
+        **picked,
         advantage=advantage.expand(-1, -1, length).reshape(L, N),
         mask=torch.ones(1, 1, dtype=torch.bool).expand(L, N),
         response=(torch.arange(N) // length).expand(L, N),
-        logp_prox=pick(logp_prox),
-        version=torch.tensor(version).expand(L, N),
+        age=torch.tensor(age).expand(L, N),
         n_responses=answers_per_lane,
+        **fields,
     )
+
+
+TOP_K = 3  # of the vocabulary of 8 in the default world
+
+
+def full_distribution(
+    wanted: tuple[str, ...], answers: Answers, logp: Tensor, logp_mu: Tensor, horizon: int
+) -> dict[str, Tensor]:
+    """The wanted optional fields that only the whole vocabulary tells, from tables without gradient.
+
+    Entropy and Gini index of mu, total variation between mu and pi, both at the token's state, and
+    mu's TOP_K likeliest tokens; and `stratum`, the position in the answer.
+    """
+    V = logp.shape[-1]
+    slot = answers.slot
+    rows = [x.flatten(1, -2) for x in (logp, logp_mu)]  # [L, states, V]
+    at = slot // V
+    p, m = (x.exp() for x in rows)
+    state = {
+        "entropy_mu": lambda: -torch.where(m > 0, m * rows[1], 0).sum(-1),
+        "gini_mu": lambda: 1 - (m * m).sum(-1),
+        "tv": lambda: (p - m).abs().sum(-1) / 2,
+    }
+    found = {name: f().gather(-1, at) for name, f in state.items() if name in wanted}
+    if "stratum" in wanted:
+        found["stratum"] = (torch.arange(slot.shape[-1]) % horizon).expand(slot.shape)
+    if "topk" in wanted:
+        K = min(TOP_K, V - 1)
+        likeliest = rows[1].topk(K, -1).indices
+        index = at.unsqueeze(-1).expand(*at.shape, K)
+        token = likeliest.gather(-2, index)
+        itself = token == (slot % V).unsqueeze(-1)
+        for name, x in zip(("topk", "topk_mu"), rows, strict=True):
+            top = x.gather(-1, likeliest).gather(-2, index)
+            found[name] = torch.where(itself, -torch.inf, top)
+    return found

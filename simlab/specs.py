@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import re
 
+from simlab.arguments import check_name
 from simlab.lag import LAGS, Interval, Sync
-from simlab.stabilizers import check_name
 
 SPEC = re.compile(
     r"(?:(?P<label>[^=:@,\s]+)=)?(?P<name>\w+)(?:@(?P<stream>\d+))?(?::(?P<arguments>\S+))?"

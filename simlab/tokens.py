@@ -7,6 +7,7 @@ infinity never meets a multiplication.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -17,18 +18,27 @@ from torch import Tensor
 # of 1e8 such tokens is finite in float32. Tokens beyond have no gradient and are counted as `overflow`.
 D_MAX = 70.0
 
+# Fields that only some methods read. Losses treat all of them as constants.
 OPTIONAL = {
     "logp_prox": "the proximal log-prob (trainer before the step)",
+    "logp_ref": "the log-prob of the frozen reference policy",
     "entropy_mu": "the entropy of the rollout distribution",
-    "version": "the weight version of each token",
+    "gini_mu": "the Gini index 1 - sum mu^2 of the rollout distribution",
+    "age": "the optimizer steps since the weights that sampled the token",
+    "stratum": "the class of the token (turn or position)",
+    "uniform": "a uniform draw for each token",
+    "tv": "the total variation between mu and pi at the token's state",
+    "topk": "the log-probs of mu's likeliest tokens under pi",
+    "topk_mu": "the log-probs of mu's likeliest tokens under mu",
 }
+TOP = ("topk", "topk_mu")  # [..., N, K]; everything else is [..., N]
 
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
     """Sampled tokens of one optimizer batch, or of one micro-batch of it.
 
-    Every field is `[..., N]`. `mask` is True on tokens that the policy sampled and may learn from;
+    Every field is `[..., N]` (the top-k pair `[..., N, K]`). `mask` is True on tokens that the policy sampled and may learn from;
     what stands elsewhere is never read. Example, one response of two tokens and a pad:
     `TokenBatch(logp=tensor([-1., -2., 0.]), logp_mu=tensor([-1.1, -2., 0.]),
     advantage=tensor([1., 1., 0.]), mask=tensor([True, True, False]),
@@ -42,15 +52,26 @@ class TokenBatch:
     advantage: Tensor  # reward units, usually group-normalised
     mask: Tensor  # bool
     response: Tensor  # int64, index of the response a token belongs to; any order
-    logp_prox: Tensor | None = None  # nats, log-prob of the proximal policy, no gradient
+    logp_prox: Tensor | None = None  # nats, log-prob of the proximal policy
+    logp_ref: Tensor | None = None  # nats, log-prob of the reference policy of a KL term
     entropy_mu: Tensor | None = None  # nats, entropy of mu at the token's state
-    version: Tensor | None = None  # int64, weight version that sampled the token
+    gini_mu: Tensor | None = None  # 1 - sum_a mu(a)^2 at the token's state
+    age: Tensor | None = None  # int64, optimizer steps since the weights that sampled the token
+    stratum: Tensor | None = None  # int64, turn or position class, for conditioned quantiles
+    uniform: Tensor | None = None  # in [0, 1), for methods that draw
+    tv: Tensor | None = None  # (1/2) sum_a |pi - mu| at the token's state; a simulator knows it
+    # nats, mu's K likeliest tokens under pi and under mu; -inf where that is the sampled token itself
+    topk: Tensor | None = None
+    topk_mu: Tensor | None = None
     n_responses: int | None = None  # 1 + the largest response index; found when not given
 
     def __post_init__(self):
         for field in fields(self)[:-1]:
             value = getattr(self, field.name)
-            if value is not None and value.shape != self.logp.shape:
+            if value is None:
+                continue
+            shape = value.shape[:-1] if field.name in TOP else value.shape
+            if shape != self.logp.shape:
                 raise ValueError(
                     f"TokenBatch.{field.name} has shape {tuple(value.shape)}, "
                     f"logp has {tuple(self.logp.shape)}"
@@ -73,8 +94,9 @@ class TokenBatch:
 
     def take(self, index: Tensor) -> TokenBatch:
         """The tokens at `index` `[K]` of the last axis: a micro-batch, a shard, a permutation."""
+        axis = self.logp.dim() - 1
         chosen = {
-            f.name: getattr(self, f.name)[..., index]
+            f.name: getattr(self, f.name).index_select(axis, index)
             for f in fields(self)[:-1]
             if getattr(self, f.name) is not None
         }
@@ -87,9 +109,9 @@ class TokenBatch:
         a log) screens first and reports the counts `[...]`; a token bad in two fields counts twice.
         """
         counts, mask = {}, self.mask
-        for name in ("logp", "logp_mu", "advantage", "logp_prox", "entropy_mu"):
-            value = getattr(self, name)
-            if value is not None:
+        for field in fields(self)[:-1]:
+            name, value = field.name, getattr(self, field.name)
+            if value is not None and value.is_floating_point() and name not in TOP:
                 bad = self.mask & ~torch.isfinite(value)
                 counts[name] = bad.sum(-1)
                 mask = mask & ~bad
@@ -99,18 +121,43 @@ class TokenBatch:
 class Diagnostic(NamedTuple):
     """A per-token quantity to log, with the reducer that makes sense of it."""
 
-    value: Tensor  # broadcastable to [..., N]
+    # broadcastable to [..., N]; a function of no argument is called only when the value is wanted
+    source: Tensor | Callable[[], Tensor]
     reduce: str  # "mean" over active tokens, "min" or "max"
+
+    @property
+    def value(self) -> Tensor:
+        """The per-token quantity."""
+        return self.source() if callable(self.source) else self.source
 
 
 class Surrogate(NamedTuple):
     """What a stabilizer returns; the loss is minus the aggregate of S."""
 
     S: Tensor  # [..., N] per-token surrogate, to be maximised; 0 where masked
-    # [..., N] bool, tokens whose log-prob receives a gradient from the sum of S; exact but for
-    # rounding (r underflows below d = -103 in float32; shared advantages that cancel to 1e-8)
-    active: Tensor
+    active: Tensor  # [..., N] bool, tokens whose log-prob receives a gradient from the sum of S
     diagnostics: dict[str, Diagnostic]
+
+
+class _Graded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, S: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(w)
+        return S.view_as(S)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        (w,) = ctx.saved_tensors
+        return g * w, None, None
+
+
+def graded(x: Tensor, S: Tensor, w: Tensor) -> Tensor:
+    """S `[..., N]` with the closed-form gradient dS/dx = w: formed with the value, in one pass.
+
+    Half of the cost of a loss in eager mode is the chain of temporaries that autograd keeps. Values
+    and weights are computed without it, and a test holds w against the derivative of S.
+    """
+    return _Graded.apply(x, S.detach(), w.detach())
 
 
 def widen(x: Tensor) -> Tensor:
@@ -124,10 +171,10 @@ def on_mask(b: TokenBatch, x: Tensor) -> Tensor:
 
 
 def log_ratio(b: TokenBatch, num: Tensor | None = None, den: Tensor | None = None) -> Tensor:
-    """d = log num - log den in nats `[..., N]`, 0 where masked; by default log pi - log mu."""
+    """d = log num - sg[log den] in nats `[..., N]`, 0 where masked; by default log pi - log mu."""
     num = b.logp if num is None else num
     den = b.logp_mu if den is None else den
-    return on_mask(b, widen(num) - widen(den))
+    return on_mask(b, widen(num) - widen(den).detach())
 
 
 def ratio(d: Tensor) -> Tensor:

@@ -12,19 +12,29 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from simlab.across_steps import (
+    active_share,
+    beta_for,
+    ewma_reset_where,
+    ewma_start,
+    ewma_step,
+    scale_update,
+)
+from simlab.advantages import ADVANTAGES
 from simlab.aggregate import AGGREGATIONS, mean
-from simlab.batch_stats import flat_groups, mismatch, reduce_diagnostics
+from simlab.batch_stats import reduce_diagnostics
 from simlab.config import Cell, Training
-from simlab.draws import NOISE, SAMPLE, Draws
-from simlab.exact import evaluate
+from simlab.draws import GATE, NOISE, SAMPLE, Draws
+from simlab.kl import KL
+from simlab.measure import gradient_shares, measure
 from simlab.noise import behaviour
 from simlab.policies import POLICIES, log_normalise
 from simlab.pretrain import pretrain
-from simlab.sample import Answers, cumulative, sample, token_batch
+from simlab.sample import cumulative, full_distribution, sample, token_batch
 from simlab.specs import regime
-from simlab.stabilizers import ppo
-from simlab.tasks.world import World
-from simlab.tokens import TokenBatch
+from simlab.stabilizers import needs
+
+RESET = 0.9  # "missing old logits": the EWMA of the weights starts anew below this active share
 
 
 def train(cell: Cell) -> list[dict]:
@@ -34,28 +44,48 @@ def train(cell: Cell) -> list[dict]:
     policy, shape, L = POLICIES[spec.policy], world.sizes, len(seeds)
     w = {name: x.clone().requires_grad_() for name, x in w.items()}
     lag, stabilizer = regime(cell.lag), arm.stabilizer
+    wanted, proximal = needs(stabilizer), stabilizer.arguments.get("proximal", how.proximal)
     aggregate = AGGREGATIONS[how.aggregation]
     if how.aggregation == "seq_mean_token_sum_norm":
         aggregate = partial(aggregate, horizon=spec.horizon)
     optimizer = _optimizer(how, w)
-    uniforms = Draws(seeds, SAMPLE, arm.stream)
-    engine, rows, skipped = {}, [], torch.zeros(L, dtype=torch.int64)
+    uniforms, gates = (Draws(seeds, purpose, arm.stream) for purpose in (SAMPLE, GATE))
+    length = torch.full((L, spec.prompts, spec.answers), spec.horizon)
+    average, beta = ewma_start(w), beta_for(lag.largest_age)
+    engine, stats, reference = {}, None, None
+    rows, skipped = [], torch.zeros(L, dtype=torch.int64)
+
+    def log_table(weights: dict[str, Tensor]) -> Tensor:
+        return log_normalise(policy.logits(weights, X)).unflatten(1, shape[:-1])
 
     for step in range(how.steps + 1):
-        logp = log_normalise(policy.logits(w, X)).unflatten(1, shape[:-1])
+        logp = log_table(w)
+        now = logp.detach()
+        reference = now if reference is None else reference
         if lag.broadcast_now(step):
             with torch.no_grad():
                 draws = Draws(seeds, NOISE, arm.stream, step)
                 mu = behaviour(policy, w, X, shape, cell.noise, draws)
-            engine[step] = mu, cumulative(mu), logp.detach()
+            engine[step] = mu, cumulative(mu), now
         version = lag.version(step)
         engine = {v: tables for v, tables in engine.items() if v >= version}
         logp_mu, cdf, logp_rollout = engine[version]
         answers = sample(world, cdf, uniforms.uniform(spec.prompts, spec.answers, spec.horizon))
-        prox = logp_rollout if how.proximal == "rollout" else logp.detach()
-        b = token_batch(answers, logp, logp_mu, prox, version)
+        tables = {"logp": logp, "logp_mu": logp_mu, "logp_prox": logp_rollout}
+        if proximal != "rollout":
+            tables["logp_prox"] = log_table(average.weights) if proximal == "ewma" else now
+        if how.kl_coef:
+            tables["logp_ref"] = reference
+        extra = full_distribution(wanted, answers, now, logp_mu, spec.horizon)
+        if "uniform" in wanted:
+            extra["uniform"] = gates.uniform(answers.slot.shape[-1])
+        advantage = ADVANTAGES[how.advantage](answers.reward, length)
+        b = token_batch(answers, tables, advantage, step - version, **extra)
 
-        S, active, diagnostics = stabilizer(b)
+        stats = stabilizer.stats([b], previous=stats)
+        S, active, diagnostics = stabilizer.surrogate(b, **stats)
+        if how.kl_coef:
+            S = S - how.kl_coef * KL[how.kl](b.logp, b.logp_ref)
         loss = -mean(*aggregate(S, b))
         optimizer.zero_grad()
         loss.sum().backward()
@@ -66,47 +96,19 @@ def train(cell: Cell) -> list[dict]:
             found = measure(world, b, answers, logp.detach(), logp_mu, logp_rollout)
             found |= gradient_shares(b, active) | reduce_diagnostics(b, diagnostics)
             found |= {"loss": loss, "grad_norm": norm, "skipped_steps": skipped.clone()}
-            found["age"] = step - b.version.double().mean(-1)
+            found["age"] = b.age.double().mean(-1)
             table = {name: x.detach().expand(L).tolist() for name, x in found.items()}
             for lane, seed in enumerate(seeds):
                 rows.append({"seed": seed, "step": step} | {k: x[lane] for k, x in table.items()})
         if step < how.steps:
+            before = {k: x.detach().clone() for k, x in w.items()} if "lr_factor" in stats else {}
             optimizer.step()
+            if before:
+                scale_update(before, w, stats["lr_factor"])
+            if proximal == "ewma":
+                average = ewma_step(average, w, beta)
+                average = ewma_reset_where(average, w, active_share(b, active) < RESET)
     return rows
-
-
-def measure(
-    world: World,
-    b: TokenBatch,
-    answers: Answers,
-    logp: Tensor,
-    logp_mu: Tensor,
-    logp_rollout: Tensor,
-) -> dict[str, Tensor]:
-    """What is logged of a batch and its three tables `[L, P, T, M, V]`, whatever the method; all `[L]`.
-
-    `d_policy` and `d_impl` are the exact two-term split of SAT (2) in mean absolute nats: current
-    weights against the rollout's, and trainer against engine at the rollout's weights.
-    `flat_groups` is the share of groups whose answers got one and the same reward.
-    """
-    same_weights = logp_rollout.flatten(1).gather(-1, answers.slot)
-    return {
-        **evaluate(world, logp, logp_mu),
-        **mismatch(b),
-        "d_policy": (b.logp.detach() - same_weights).abs().mean(-1),
-        "d_impl": (same_weights - b.logp_mu).abs().mean(-1),
-        "reward": answers.reward.mean((1, 2)),
-        "flat_groups": flat_groups(answers.reward).double().mean(-1),
-    }
-
-
-def gradient_shares(b: TokenBatch, active: Tensor) -> dict[str, Tensor]:
-    """Shares of active tokens: `cut` have an advantage and no gradient; `unlike_ppo` keep a gradient
-    where PPO (.2/.2) cuts it or the other way round, i.e. where the method acts at all."""
-    reference = ppo.surrogate(b).active
-    n = b.mask.sum(-1).clamp(min=1)
-    cut = b.mask & (b.advantage != 0) & ~active
-    return {"cut": cut.sum(-1) / n, "unlike_ppo": (active != reference).sum(-1) / n}
 
 
 def _optimizer(how: Training, w: dict[str, Tensor]) -> torch.optim.Optimizer:

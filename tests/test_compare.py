@@ -248,7 +248,7 @@ MISTAKES = [
         ["--policy", "tabular", "--noise", "router"],
         "noise router needs a policy with a router (moe), not tabular",
     ),
-    (["--methods", "ppo", "satt"], "no stabilizer 'satt'; there are dppo"),
+    (["--methods", "ppo", "satt"], "no stabilizer 'satt'; there are asympo"),
     (["--methods", "ppo", "sat:alfa=0.9"], "sat has no argument alfa; it takes alpha"),
     (["--methods", "ppo", "sat:alpha=2"], "alpha must lie in (0, 1], got 2"),
     (["--methods", "ppo", "ppo:dual_clip=1"], "dual_clip must be above 1"),

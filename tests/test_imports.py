@@ -9,7 +9,21 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # A module imports from its own row and the rows above it, never from below.
 LAYERS = [
-    ["tokens", "batch_stats", "aggregate", "stabilizers"],  # the core, shared with a cluster
+    [
+        "arguments",
+        "tokens",
+        "quantile",
+        "batch_stats",
+        "aggregate",
+        "stabilizers",
+        "advantages",
+        "kl",
+        "logits",
+        "across_steps",
+        "batches",
+        "contract",
+        "fused",
+    ],  # the core, shared with a cluster
     [
         "draws",
         "lag",
@@ -22,9 +36,9 @@ LAYERS = [
         "specs",
     ],  # the world
     ["config"],
-    ["pretrain", "train", "env", "summary"],
+    ["pretrain", "measure", "train", "env", "summary"],
     ["experiments"],
-    ["page", "figures", "report", "compare", "bias", "theory_figures", "verify"],
+    ["methods", "page", "figures", "report", "compare", "bias", "theory_figures", "verify"],
     ["__main__"],
 ]
 RANK = {module: rank for rank, row in enumerate(LAYERS) for module in row}

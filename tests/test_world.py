@@ -8,6 +8,7 @@ from gymnasium.utils.env_checker import check_env
 from scipy import stats
 
 import simlab.env  # registers the id
+from simlab.batch_stats import group_advantage
 from simlab.config import ConfigError, WorldSpec
 from simlab.draws import SAMPLE, Draws
 from simlab.exact import evaluate, values, visitation
@@ -108,12 +109,14 @@ def test_token_batch_reads_the_tables():
     """Log-probs come from the right state and token, advantages are constant per answer."""
     world = make("health")
     answers = batched(world, world.base, 4)
-    b = token_batch(answers, world.base, world.base - 1, world.base - 2, version=7)
+    tables = {"logp": world.base, "logp_mu": world.base - 1, "logp_prox": world.base - 2}
+    advantage = group_advantage(answers.reward)
+    b = token_batch(answers, tables, advantage, age=7)
     P, T, _, _ = world.sizes
     assert b.logp.shape == (1, P * 4 * T)
     assert torch.equal(b.logp_mu, b.logp - 1)
     assert torch.equal(b.logp_prox, b.logp - 2)
-    assert (b.version == 7).all()
+    assert (b.age == 7).all()
     assert b.n_responses == P * 4
     per_answer = b.advantage.view(P, 4, T)
     assert (per_answer == per_answer[..., :1]).all()

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from simlab.experiments import e1, e2, null
+from simlab.experiments import catalogue, catalogue_adam, e1, e2, null
 
 EXPERIMENTS: dict[str, ModuleType] = {
+    "catalogue": catalogue,
+    "catalogue_adam": catalogue_adam,
     "e1": e1,
     "e2": e2,
     "null": null,

@@ -15,10 +15,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from simlab.arguments import check_arguments, check_name, settable
 from simlab.draws import Draws
 from simlab.noise import gaussian, grid, replay, router, shift, student_t, temperature, truncate
 from simlab.policies import log_normalise
-from simlab.stabilizers import check_arguments, check_name, settable
 
 NOISES: dict[str, ModuleType] = {
     "gaussian": gaussian,

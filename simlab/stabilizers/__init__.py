@@ -8,29 +8,52 @@ cluster share.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
+from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from simlab.batch_stats import Reduce
-from simlab.stabilizers import dppo, gspo, icepop, kpop, none, pg, ppo, sat, tis
-from simlab.tokens import Surrogate, TokenBatch
+from simlab.arguments import check_arguments, check_name, required, settable
+from simlab.quantile import Reduce
+from simlab.tokens import OPTIONAL, TOP, Surrogate, TokenBatch
 
-STABILIZERS: dict[str, ModuleType] = {
-    "dppo": dppo,
-    "gspo": gspo,
-    "icepop": icepop,
-    "kpop": kpop,
-    "none": none,
-    "pg": pg,
-    "ppo": ppo,
-    "sat": sat,
-    "tis": tis,
-}
+NAMES = (
+    "asympo",
+    "cispo",
+    "decoupled",
+    "dppo",
+    "drpo",
+    "estr",
+    "gmpo",
+    "gspo",
+    "icepop",
+    "kpop",
+    "m2po",
+    "minirl",
+    "mis",
+    "none",
+    "opsm",
+    "oracle",
+    "pg",
+    "ppo",
+    "sapo",
+    "sat",
+    "sat_open",
+    "seqclip",
+    "spo",
+    "spo_scaled",
+    "tis",
+    "two_factor",
+    "vaco",
+    "vcpo",
+)
+STABILIZERS: dict[str, ModuleType] = {name: import_module(f"{__name__}.{name}") for name in NAMES}
 
 
 @dataclass(frozen=True)
@@ -38,12 +61,26 @@ class Stabilizer:
     """A registry module with its arguments filled in."""
 
     name: str
+    arguments: dict
     surrogate: partial  # b, **stats -> Surrogate
     whole_batch: partial | None  # batches, reduce= -> stats
 
-    def stats(self, batches: Iterable[TokenBatch], reduce: Reduce | None = None) -> dict:
-        """The whole-batch numbers over all micro-batches of this rank (and, by `reduce`, all ranks)."""
-        return self.whole_batch(batches, reduce=reduce) if self.whole_batch else {}
+    def stats(
+        self,
+        batches: Iterable[TokenBatch],
+        reduce: Reduce | None = None,
+        previous: dict | None = None,
+    ) -> dict:
+        """The whole-batch numbers over all micro-batches of this rank (and, by `reduce`, all ranks).
+
+        `previous` is the answer of the step before, for methods that keep something across steps.
+        """
+        if not self.whole_batch:
+            return {}
+        kept = (
+            {"previous": previous} if "previous" in signature(self.whole_batch).parameters else {}
+        )
+        return self.whole_batch(batches, reduce=reduce, **kept)
 
     def __call__(self, b: TokenBatch) -> Surrogate:
         """The surrogate of a batch that is one micro-batch on one rank."""
@@ -59,49 +96,59 @@ def bind(name: str, **arguments) -> Stabilizer:
     parts = {part: getattr(STABILIZERS[name], part, None) for part in ("surrogate", "whole_batch")}
     own = {part: settable(function) for part, function in parts.items() if function}
     check_arguments(name, own["surrogate"] | own.get("whole_batch", {}), arguments)
+    if missing := {x for part in own for x in required(parts[part])} - arguments.keys():
+        raise ValueError(f"{name} needs {', '.join(sorted(missing))}, which has no published value")
     split = {
         part: partial(parts[part], **{k: v for k, v in arguments.items() if k in known})
         for part, known in own.items()
     }
-    bound = Stabilizer(name, split["surrogate"], split.get("whole_batch"))
+    bound = Stabilizer(name, arguments, split["surrogate"], split.get("whole_batch"))
     bound(_empty())  # the modules check their own values
     return bound
 
 
-KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool, "None": type(None)}
+def load(path: Path) -> str:
+    """Register the stabilizer of a user's file under the name of the file, and return the name.
 
-
-def check_name(kind: str, name: str, registry: Iterable[str]) -> None:
-    """Raises ValueError, listing what there is, for a name that is not in the registry."""
-    if name not in registry:
-        raise ValueError(f"no {kind} {name!r}; there are {', '.join(registry)}")
-
-
-def check_arguments(who: str, known: dict[str, str], arguments: dict) -> None:
-    """Raises ValueError for an argument that is unknown or none of the types of its annotation."""
-    if unknown := arguments.keys() - known.keys():
+    Raises ValueError in one sentence for a file that cannot be imported, has no `surrogate`, or has
+    the name of another method. The file is code and runs.
+    """
+    name = path.stem
+    held = STABILIZERS.get(name)
+    if held is not None:
+        if getattr(held, "__file__", None) == str(path.resolve()):
+            return name
+        raise ValueError(f"{path}: there is a stabilizer {name} already, rename the file")
+    if not name.isidentifier():
         raise ValueError(
-            f"{who} has no argument {', '.join(sorted(unknown))}; "
-            f"it takes {', '.join(sorted(known)) or 'none'}"
+            f"{path}: the name of the file must be a word, it becomes the method's name"
         )
-    for key, value in arguments.items():
-        if not any(
-            isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
-            for kind in known[key].split(" | ")
-        ):
-            raise ValueError(f"{who}: {key} must be {known[key]}, got {value!r}")
+    spec = spec_from_file_location(f"{__name__}.{name}", path.resolve())
+    try:
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's code may raise
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{path}: cannot be loaded ({problem})") from error
+    if not callable(getattr(module, "surrogate", None)):
+        raise ValueError(f"{path}: has no function surrogate(b, *, ...)")
+    STABILIZERS[name] = module
+    return name
 
 
-def settable(function) -> dict[str, str]:
-    """Annotations of the hyper-parameters: keyword-only, with a default, not the reducer."""
-    parameters = inspect.signature(function).parameters.values()
-    return {
-        p.name: p.annotation
-        for p in parameters
-        if p.kind == p.KEYWORD_ONLY and p.default is not p.empty and p.name != "reduce"
-    }
+def needs(stabilizer: Stabilizer) -> tuple[str, ...]:
+    """The optional fields that a stabilizer reads with its arguments, found by leaving each out."""
+    found, b = [], _empty()
+    for name in OPTIONAL:
+        try:
+            stabilizer(replace(b, **{name: None}))
+        except ValueError:
+            found.append(name)
+    return tuple(found)
 
 
 def _empty() -> TokenBatch:
-    x = torch.zeros(0)
-    return TokenBatch(x, x, x, x.bool(), x.long(), logp_prox=x, entropy_mu=x, version=x.long())
+    x, i = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+    optional = dict.fromkeys(OPTIONAL, x) | {"age": i, "stratum": i}
+    optional |= dict.fromkeys(TOP, torch.zeros(0, 1))
+    return TokenBatch(x, x, x, x.bool(), i, **optional)

@@ -1,9 +1,9 @@
-"""GSPO: PPO's clip on the length-normalised sequence ratio rho = exp(mean_t d_t).
+"""GSPO: S = min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A), rho = exp(mean_t d_t) of the response.
 
-Zheng et al. 2025 (2507.18071); SAT (37), (38). S = min(rho A, clip(rho, 1-eps_low, 1+eps_high) A) on
-every token of the response; aggregate by seq_mean_token_mean. Paper defaults 3e-4 / 4e-4 (v2, 5.1);
-SAT's runs use .2 / .2, with which the clip hardly ever binds. r = pi / mu here; the paper writes
-pi_old.
+Source: Zheng et al. 2025 (2507.18071); SAT (37), (38). r = pi/mu here; the paper writes pi_old.
+
+Aggregate by seq_mean_token_mean. Paper defaults 3e-4 / 4e-4 (v2, 5.1); SAT's runs use .2 / .2, with
+which the clip hardly ever binds.
 
 Gradient weight on token t: (1/T) sum over the response of rho A' (A' the advantages not clipped).
 GSPO-token (`per_token`): the value is the same and the gradient goes through the token's own
@@ -36,4 +36,6 @@ def surrogate(
     if per_token:
         mean_d = mean_d.detach() + (d - d.detach())
     S, active, diagnostics = clipped(mean_d, A, 1 - eps_low, 1 + eps_high)
-    return Surrogate(S, active if per_token else share_gradient(b, active, A), diagnostics)
+    if not per_token:
+        active = share_gradient(b, active, A)
+    return Surrogate(S, active, diagnostics)

@@ -1,19 +1,19 @@
-"""KPop: PPO's clip on tokens whose Bernoulli KL between pi and mu stays below phi, both ways.
+"""KPop: S = 1[D(p||m) <= phi] 1[D(m||p) <= phi] min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), r = pi/mu.
 
-Ling-2.6 report (2606.15079) sec. 3.2; SAT (43). With p = pi(token), m = mu(token),
-    D(p||m) = p log(p/m) + (1-p) log((1-p)/(1-m))
-    S = 1[D(p||m) <= phi] 1[D(m||p) <= phi] min(r A, clip(r, 1-eps_low, 1+eps_high) A),  r = pi/mu
-Gradient weight on grad log pi: r A inside, 0 outside the band or where the clip binds.
+Source: Ling-2.6 report (2606.15079) sec. 3.2; SAT (43).
+
+With p = pi(token), m = mu(token): D(p||m) = p log(p/m) + (1-p) log((1-p)/(1-m)), in nats.
 
 phi has no published value that fits the published mask rates: .1 (prime-rl, taken as default), 2
 (AReaL), .1 to 2 (the authors' blog), .02 (SAT's page), and about 1e-3 would be needed for the
 reported 22-34 % of masked tokens. Calibrate it to a mask rate. Probabilities are held above 1e-8.
 `anchor="prox"` tests pi_old (`logp_prox`) against mu instead of the current pi.
+
+Gradient weight on grad log pi: r A inside, 0 outside the band or where the clip binds.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from simlab.stabilizers.ppo import check_radii, clipped
@@ -25,7 +25,7 @@ FLOOR = 1e-8
 def bernoulli_kl(logp: Tensor, logm: Tensor) -> Tensor:
     """D(p||m) in nats of the events "this token" and "any other", from log-probs."""
     p, m = logp.exp().clamp(FLOOR, 1 - FLOOR), logm.exp().clamp(FLOOR, 1 - FLOOR)
-    rest_p, rest_m = ((-torch.expm1(x)).clamp(min=FLOOR) for x in (logp, logm))
+    rest_p, rest_m = ((-x.expm1()).clamp(min=FLOOR) for x in (logp, logm))
     return p * (p / m).log() + rest_p * (rest_p / rest_m).log()
 
 
@@ -50,8 +50,6 @@ def surrogate(
     logp, logm = on_mask(b, tested).detach(), on_mask(b, b.logp_mu)
     forward, reverse = bernoulli_kl(logp, logm) <= phi, bernoulli_kl(logm, logp) <= phi
     inside = {"both": forward & reverse, "forward": forward, "reverse": reverse}[direction]
-    S, active, diagnostics = clipped(
-        log_ratio(b), on_mask(b, b.advantage), 1 - eps_low, 1 + eps_high
-    )
-    diagnostics["out_of_band"] = Diagnostic(b.mask & ~inside, "mean")
-    return Surrogate(torch.where(inside, S, 0.0), active & inside, diagnostics)
+    d, A = log_ratio(b), on_mask(b, b.advantage)
+    S, active, diagnostics = clipped(d, A, 1 - eps_low, 1 + eps_high, inside.to(d.dtype))
+    return Surrogate(S, active, diagnostics | {"out_of_band": Diagnostic(~inside, "mean")})

@@ -1,4 +1,6 @@
-"""No ratio at all: S = A log pi. What a trainer does that forgets the data are stale.
+"""No ratio: S = A log pi, what a trainer does that forgets the data are stale.
+
+Source: REINFORCE, Williams 1992, on whatever was sampled.
 
 Gradient weight on grad log pi: A. Rollout log-probs are not read.
 """
@@ -9,6 +11,6 @@ from simlab.tokens import Surrogate, TokenBatch, on_mask
 
 
 def surrogate(b: TokenBatch) -> Surrogate:
-    """REINFORCE on whatever was sampled (Williams 1992); no hyper-parameters."""
+    """No hyper-parameters."""
     A = on_mask(b, b.advantage)
     return Surrogate(A * on_mask(b, b.logp), A != 0, {})

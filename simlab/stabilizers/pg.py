@@ -1,15 +1,19 @@
-"""Importance-weighted policy gradient: S = r A, r = pi / mu, nothing clipped.
+"""Importance-weighted policy gradient: S = r A, r = pi/mu, nothing clipped.
 
-Gradient weight on grad log pi: r A. Unbiased for the L' of SAT (3) and of unbounded variance.
+Source: importance sampling; unbiased for the L' of SAT (3), of unbounded variance.
+
+Gradient weight on grad log pi: r A.
 """
 
 from __future__ import annotations
 
-from simlab.tokens import D_MAX, Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from math import inf
+
+from simlab.stabilizers.ppo import clipped
+from simlab.tokens import Surrogate, TokenBatch, log_ratio, on_mask
 
 
 def surrogate(b: TokenBatch) -> Surrogate:
     """Token-level importance weight against the rollout policy; no hyper-parameters."""
-    d, A = log_ratio(b), on_mask(b, b.advantage)
-    overflow = d > D_MAX
-    return Surrogate(ratio(d) * A, (A != 0) & ~overflow, {"overflow": Diagnostic(overflow, "mean")})
+    S, active, diagnostics = clipped(log_ratio(b), on_mask(b, b.advantage), 0, inf)
+    return Surrogate(S, active, {"overflow": diagnostics["overflow"]})

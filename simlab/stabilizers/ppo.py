@@ -1,8 +1,9 @@
-"""PPO's clip: S = min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), r = pi / mu.
+"""PPO clip: S = min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), r = pi/mu.
 
-Schulman et al. 2017 (1707.06347); SAT (11); asymmetric radii as in DAPO (2503.14476). Dual clip
-(Ye et al. 2020, 1912.09729): for A < 0 the surrogate is held above c A, so that a huge ratio on a
-bad token cannot blow up.
+Source: Schulman et al. 2017 (1707.06347); SAT (11); asymmetric radii DAPO (2503.14476).
+
+Dual clip (Ye et al. 2020, 1912.09729): for A < 0 the surrogate is held above c A, so that a huge
+ratio on a bad token cannot blow up.
 
 Gradient weight on grad log pi: r A, and 0 where the clip binds (A > 0 and r > 1 + eps_high, or A < 0
 and r < 1 - eps_low, or A < 0 and r > c). A token exactly on a limit keeps its gradient.
@@ -13,7 +14,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from simlab.tokens import D_MAX, Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.tokens import (
+    D_MAX,
+    Diagnostic,
+    Surrogate,
+    TokenBatch,
+    graded,
+    log_ratio,
+    on_mask,
+    ratio,
+)
 
 
 def check_radii(method: str, eps_low: float, eps_high: float) -> None:
@@ -25,21 +35,32 @@ def check_radii(method: str, eps_low: float, eps_high: float) -> None:
 
 
 def clipped(
-    d: Tensor, A: Tensor, low: float | Tensor, high: float | Tensor
-) -> tuple[Tensor, Tensor, dict[str, Diagnostic]]:
-    """min(r A, clip(r, low, high) A) by selection, for r = exp(d).
+    d: Tensor,
+    A: Tensor,
+    low: float | Tensor,
+    high: float | Tensor,
+    weight: Tensor | None = None,
+    dual_clip: float | None = None,
+) -> Surrogate:
+    """weight min(r A, clip(r, low, high) A) for r = exp(d): the one clip of every method.
 
-    Returns S, the tokens that keep a gradient, and the shares that every clip reports. The limits
-    are constants: no gradient flows into them.
+    Limits and weight (1 if not given, 0 drops a token) are constants: no gradient flows into them.
     """
-    r = ratio(d)
-    low, high = (torch.as_tensor(x, dtype=r.dtype, device=r.device) for x in (low, high))
-    up, down = (A > 0) & (r > high), (A < 0) & (r < low)
-    S = torch.where(up, high, torch.where(down, low, r)) * A
-    overflow = d > D_MAX
-    active = (A != 0) & ~up & ~down & ~overflow
-    shares = {"clip_high": up, "clip_low": down, "overflow": overflow}
-    return S, active, {name: Diagnostic(x, "mean") for name, x in shares.items()}
+    with torch.no_grad():
+        r = ratio(d)
+        low, high = (torch.as_tensor(x, dtype=r.dtype, device=r.device) for x in (low, high))
+        up, down, overflow = (A > 0) & (r > high), (A < 0) & (r < low), d > D_MAX
+        shares = {"clip_high": up, "clip_low": down, "overflow": overflow}
+        S = torch.where(up, high, torch.where(down, low, r)) * A
+        held = up | down | overflow
+        if dual_clip is not None:
+            shares["clip_dual"] = capped = (A < 0) & (r > dual_clip)
+            S, held = torch.where(capped, dual_clip * A, S), held | capped
+        if weight is not None:
+            S = weight * S
+        w = torch.where(held, 0.0, S)
+    diagnostics = {name: Diagnostic(x, "mean") for name, x in shares.items()}
+    return Surrogate(graded(d, S, w), w != 0, diagnostics)
 
 
 def surrogate(
@@ -47,12 +68,12 @@ def surrogate(
 ) -> Surrogate:
     """PPO against the rollout policy; `dual_clip` is c > 1 or None. Raises ValueError otherwise."""
     check_radii("ppo", eps_low, eps_high)
+    check_dual_clip("ppo", dual_clip)
+    A = on_mask(b, b.advantage)
+    return clipped(log_ratio(b), A, 1 - eps_low, 1 + eps_high, dual_clip=dual_clip)
+
+
+def check_dual_clip(method: str, dual_clip: float | None) -> None:
+    """Raises ValueError unless the cap is above 1 or not given."""
     if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"ppo: dual_clip must be above 1, got {dual_clip}")
-    d, A = log_ratio(b), on_mask(b, b.advantage)
-    S, active, diagnostics = clipped(d, A, 1 - eps_low, 1 + eps_high)
-    if dual_clip is not None:
-        capped = (A < 0) & (ratio(d) > dual_clip)
-        S, active = torch.where(capped, dual_clip * A, S), active & ~capped
-        diagnostics["clip_dual"] = Diagnostic(capped, "mean")
-    return Surrogate(S, active, diagnostics)
+        raise ValueError(f"{method}: dual_clip must be above 1, got {dual_clip}")

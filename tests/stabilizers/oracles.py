@@ -1,21 +1,12 @@
 """The formulas once more, in numpy, written from the papers: (S, d sum S / d logp) per active token.
 
-An oracle sees active tokens only, as float64 arrays: logp, mu, prox (log-probs), A, response.
+An oracle sees active tokens only, as arrays: logp, mu, prox (log-probs), A, response; where a method
+reads them also entropy_mu, gini_mu, age, uniform, stratum, tv and topk_mu, topk `[n, K]`. They are the
+whole batch, so whole-batch numbers are computed on the spot.
 """
 
 import numpy as np
-
-
-def clip(d, A, low, high):
-    """min(r A, clip(r, low, high) A); the weight is r A unless the clip binds."""
-    r = np.exp(d)
-    binds = ((A > 0) & (r > high)) | ((A < 0) & (r < low))
-    return np.minimum(r * A, np.clip(r, low, high) * A), np.where(binds, 0, r * A)
-
-
-def response_mean(b, x):
-    """The mean over the response, on each of its tokens."""
-    return (np.bincount(b.response, x) / np.maximum(np.bincount(b.response), 1))[b.response]
+from oracles_more import MORE, clip, response_mean, response_sum
 
 
 def none(b):
@@ -54,14 +45,44 @@ def sat(b, eps_low=0.2, eps_high=0.2, alpha=0.9, exponent=2, factor=None, level=
     return S, response_mean(b, w) if level == "sequence" else w
 
 
-def dppo(b, divergence="tv", delta_low=None, delta_high=None, cap=10):
+def top_k(b):
+    """Probabilities of mu's top K tokens, the sampled token and the rest, under pi and under mu."""
+    both = []
+    for sampled, top in ((b.logp, b.topk), (b.mu, b.topk_mu)):
+        named = np.exp(np.column_stack([top, sampled]))
+        rest = np.maximum(1 - named.sum(1, keepdims=True), 1e-12)
+        both.append(np.hstack([named, rest]))
+    return both
+
+
+def dppo(
+    b,
+    divergence="tv",
+    delta_low=None,
+    delta_high=None,
+    cap=10,
+    form="pg",
+    eps_low=0.2,
+    eps_high=0.2,
+):
     p, m = np.exp(b.logp), np.exp(b.mu)
-    default = {"tv": 0.2, "kl": 0.05}[divergence]
+    default = 0.05 if divergence.endswith("kl") else 0.2
     low, high = (default if x is None else x for x in (delta_low, delta_high))
-    D = np.abs(p - m)
-    if divergence == "kl":
+    if divergence == "tv":
+        D = np.abs(p - m)
+    elif divergence == "kl":
         D = m * (b.mu - b.logp) + (1 - m) * np.log((1 - m + 1e-8) / (1 - p + 1e-8))
+    elif divergence == "topk_tv":
+        P, M = top_k(b)
+        D = np.abs(P - M).sum(1) / 2
+    else:
+        P, M = top_k(b)
+        there = M > 0  # the sampled token takes its own place among the top K
+        D = np.where(there, M * np.log(np.where(there, M, 1) / np.where(there, P, 1)), 0).sum(1)
     drop = np.where(b.A > 0, (p > m) & (D > high), (p < m) & (D > low))
+    if form == "ppo":
+        S, w = clip(b.logp - b.mu, b.A, 1 - eps_low, 1 + eps_high)
+        return np.where(drop, 0, S), np.where(drop, 0, w)
     w = np.where(drop, 0, np.minimum(p / m, cap) * b.A)
     return w * b.logp, w
 
@@ -87,13 +108,15 @@ def kpop(b, phi=0.1, direction="both", anchor="current", eps_low=0.2, eps_high=0
     return inside * S, inside * w
 
 
-def tis(b, cap=2, form="ppo", eps_low=0.2, eps_high=0.2):
+def tis(b, cap=2, form="ppo", level="token", eps_low=0.2, eps_high=0.2):
+    log_w = (b.logp if form == "pg" else b.prox) - b.mu
+    if level == "sequence":
+        log_w = response_sum(b, log_w)
+    w = np.minimum(np.exp(log_w), cap)
     if form == "pg":
-        w = np.minimum(np.exp(b.logp - b.mu), cap) * b.A
-        return w * b.logp, w
-    S, w = clip(b.logp - b.prox, b.A, 1 - eps_low, 1 + eps_high)
-    k = np.minimum(np.exp(b.prox - b.mu), cap)
-    return k * S, k * w
+        return w * b.A * b.logp, w * b.A
+    S, weight = clip(b.logp - b.prox, b.A, 1 - eps_low, 1 + eps_high)
+    return w * S, w * weight
 
 
-ORACLES = {f.__name__: f for f in (dppo, gspo, icepop, kpop, none, pg, ppo, sat, tis)}
+ORACLES = {f.__name__: f for f in (dppo, gspo, icepop, kpop, none, pg, ppo, sat, tis)} | MORE

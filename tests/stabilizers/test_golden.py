@@ -3,10 +3,11 @@
 A file holds a list of cases, or one. A case has `source`, `arguments`, the batch, and the expected
 `S`, `grad` (of the sum of S) and `active`; `diagnostics` and `loss` (minus the token mean) are
 optional. The batch gives log-probs (`logp`, `logp_mu`, `logp_prox`) or probabilities (`pi`, `mu`,
-`prox`); without `mask` every token is active, without `response` each token is a response.
+`prox`), optional fields stand under their own names; without `mask` every token is active, without `response` each token is a response.
 """
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from batches import graded
 from simlab.aggregate import mean, token_mean
 from simlab.batch_stats import reduce_diagnostics
 from simlab.stabilizers import STABILIZERS, bind
-from simlab.tokens import TokenBatch
+from simlab.tokens import OPTIONAL, TOP, TokenBatch
 
 FOLDER = Path(__file__).parent / "golden"
 RTOL = 1e-7
@@ -39,6 +40,12 @@ def log_prob(case, log_name, name):
 
 def batch(case):
     n = len(case["advantage"])
+    optional = {name: case[name] for name in OPTIONAL.keys() - {"logp_prox"} if name in case}
+    for name, x in optional.items():
+        if name in TOP:  # JSON has no infinity
+            x = [[-math.inf if y is None else y for y in row] for row in x]
+        dtype = torch.int64 if name in ("age", "stratum") else torch.float64
+        optional[name] = torch.tensor(x, dtype=dtype)
     return TokenBatch(
         logp=log_prob(case, "logp", "pi"),
         logp_mu=log_prob(case, "logp_mu", "mu"),
@@ -46,6 +53,7 @@ def batch(case):
         advantage=torch.tensor(case["advantage"], dtype=torch.float64),
         mask=torch.tensor(case.get("mask", [1] * n)).bool(),
         response=torch.tensor(case.get("response", list(range(n)))),
+        **optional,
     )
 
 

@@ -1,0 +1,48 @@
+"""The same loss in one pass: surrogate, aggregate and reduced diagnostics under torch.compile.
+
+There is no second formula. `terms` calls the stabilizer, and `fuse` compiles `terms`: the value, its
+gradient weight and every diagnostic come out of one loop over the tokens, and the backward pass is
+one more. A compilation takes seconds (and a C++ compiler on a CPU), so this pays from about 1e5
+tokens a step on; the simulator, whose batches are small, stays eager. `reports/benchmarks` has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from simlab.aggregate import token_mean
+from simlab.batch_stats import reduce_diagnostics
+from simlab.stabilizers import Stabilizer
+from simlab.tokens import TokenBatch
+
+Aggregate = Callable[[Tensor, TokenBatch], tuple[Tensor, Tensor]]
+
+
+class Terms(NamedTuple):
+    """What a micro-batch adds: sums over micro-batches and ranks give loss = -total / count."""
+
+    total: Tensor  # [...], differentiable
+    count: Tensor  # [...] int64
+    shown: dict[str, Tensor]  # diagnostics reduced over this micro-batch, each [...]
+
+
+def terms(stabilizer: Stabilizer, aggregate: Aggregate, b: TokenBatch, **stats) -> Terms:
+    """The loss terms of b, given the whole-batch numbers of `stabilizer.stats`."""
+    S, _, diagnostics = stabilizer.surrogate(b, **stats)
+    total, count = aggregate(S, b)
+    return Terms(total, count, reduce_diagnostics(b, diagnostics))
+
+
+def fuse(
+    stabilizer: Stabilizer, aggregate: Aggregate = token_mean, backend: str = "inductor"
+) -> Callable[..., Terms]:
+    """`terms` of b and its stats, compiled as one graph: raises rather than break it in two.
+
+    A new shape, dtype or number of responses compiles anew once, then sizes are symbols.
+    """
+    return torch.compile(partial(terms, stabilizer, aggregate), fullgraph=True, backend=backend)

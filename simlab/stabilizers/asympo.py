@@ -1,0 +1,24 @@
+"""ASymPO: S = A log pi / sg[l], l = the mean -log pi of the response under the current policy.
+
+Source: ASymPO (2606.03070), formula rebuilt from the abstract and notes.
+
+No rollout log-prob is read. Each response's token loss is normalised by its own current scale, so that zero-sum advantages give
+zero-sum losses however stale the responses. `floor` (nats) guards a near-deterministic response.
+
+Gradient weight on grad log pi: A / l.
+"""
+
+from __future__ import annotations
+
+from simlab.batch_stats import response_means
+from simlab.tokens import Diagnostic, Surrogate, TokenBatch, on_mask
+
+
+def surrogate(b: TokenBatch, *, floor: float = 1e-6) -> Surrogate:
+    """Aggregate by seq_mean_token_mean. Raises ValueError unless floor > 0."""
+    if not floor > 0:
+        raise ValueError(f"asympo: floor must be above 0, got {floor}")
+    A, logp = on_mask(b, b.advantage), on_mask(b, b.logp)
+    scale = (-response_means(b, logp.detach())).clamp(min=floor)
+    shown = {"scale_min": Diagnostic(scale, "min"), "scale_max": Diagnostic(scale, "max")}
+    return Surrogate(A * logp / scale, A != 0, shown)

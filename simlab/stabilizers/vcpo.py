@@ -1,0 +1,79 @@
+"""VCPO: S = sg[w] (A - b) log pi, w = min(prod_t r_t, cap) of the response; the learning rate follows ESS.
+
+Source: "Stable Asynchrony" (2602.17616), official code (cap 8, rule sqrt, base 1).
+
+Over the B responses of the whole batch, ESS = (sum w)^2 / (sum w^2 + 1e-8), and the learning rate of
+this step is multiplied by
+
+    lr_factor = min(1, (ESS / B) / base)^(1/2)        (rule "linear": without the root)
+
+which the caller applies and takes back (across_steps.scale_update). The baseline is the one of least
+variance, b = sum W A / sum W (0 without `baseline`) with W = |g|^2 w^2; |g|^2, the squared gradient norm of a response,
+is taken as its length T, since the exact norm needs a backward pass a response.
+
+Gradient weight on grad log pi: w (A - b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from simlab.batch_stats import response_lengths, response_sums
+from simlab.quantile import Reduce
+from simlab.stabilizers.tis import sequence_log_ratio
+from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+
+POWER = {"sqrt": 0.5, "linear": 1.0}
+
+
+def weight(b: TokenBatch, cap: float) -> Tensor:
+    """w of the response, on each of its tokens `[..., N]`."""
+    if not cap > 0:
+        raise ValueError(f"vcpo: cap must be above 0, got {cap}")
+    return ratio(sequence_log_ratio(b, log_ratio(b))).clamp(max=cap)
+
+
+def whole_batch(
+    batches: Iterable[TokenBatch],
+    *,
+    cap: float = 8.0,
+    base: float = 1.0,
+    rule: str = "sqrt",
+    baseline: bool = True,
+    reduce: Reduce | None = None,
+) -> dict[str, Tensor]:
+    """{"lr_factor", "shift"}, each `[...]`; 1 and 0 without responses."""
+    if rule not in POWER:
+        raise ValueError(f"vcpo: rule must be sqrt or linear, got {rule!r}")
+    if not base > 0:
+        raise ValueError(f"vcpo: base must be above 0, got {base}")
+    sums = 0
+    for b in batches:
+        T = response_lengths(b)
+        w, A = (
+            response_sums(b, x.double()) / T.clamp(min=1)
+            for x in (weight(b, cap), on_mask(b, b.advantage))
+        )
+        parts = (w, w**2, (T > 0).double(), T * w**2 * A, T * w**2)
+        sums = sums + torch.stack([x.sum(-1) for x in parts])
+    w, w2, B, top, bottom = reduce(sums) if reduce else sums
+    ess = w**2 / (w2 + 1e-8) / B.clamp(min=1)
+    factor = torch.where(B > 0, (ess / base).clamp(max=1) ** POWER[rule], 1)
+    best = top / torch.where(bottom > 0, bottom, 1)
+    return {"lr_factor": factor, "shift": best if baseline else torch.zeros_like(best)}
+
+
+def surrogate(
+    b: TokenBatch, *, lr_factor: Tensor | float, shift: Tensor | float, cap: float = 8.0
+) -> Surrogate:
+    """VCPO given `lr_factor` (reported, applied by the caller) and the baseline b as `shift`, each `[...]`."""
+    w = weight(b, cap)
+    lr_factor, shift = (
+        torch.as_tensor(x, dtype=w.dtype, device=w.device).unsqueeze(-1) for x in (lr_factor, shift)
+    )
+    w = torch.where(b.mask, w * (on_mask(b, b.advantage) - shift), 0.0)
+    shown = {"lr_factor": Diagnostic(lr_factor, "min"), "baseline": Diagnostic(shift, "max")}
+    return Surrogate(w * on_mask(b, b.logp), w != 0, shown)

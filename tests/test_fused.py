@@ -1,0 +1,61 @@
+"""torch.compile takes every stabilizer whole, and the compiled loss is the same loss."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from batches import ragged
+
+from simlab.aggregate import seq_mean_token_mean, token_mean
+from simlab.fused import fuse, terms
+from simlab.stabilizers import STABILIZERS, bind, required
+
+OPEN = {"seqclip": {"low": 0.5, "high": 2.0}, "spo_scaled": {"alpha": 0.5}}
+
+
+def method(name):
+    assert name in OPEN or not required(STABILIZERS[name].surrogate)
+    return bind(name, **OPEN.get(name, {}))
+
+
+def run(f, b, stats):
+    """(total, count, shown, gradient) of a loss function on a fresh leaf."""
+    logp = b.logp.clone().requires_grad_()
+    total, count, shown = f(replace(b, logp=logp), **stats)
+    (grad,) = torch.autograd.grad(total.sum(), logp)
+    return total.detach(), count, shown, grad
+
+
+def agree(got, want):
+    assert torch.equal(got[1], want[1])
+    torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got[3], want[3], rtol=1e-6, atol=1e-6)
+    assert (want[3] != 0).any()
+    for name, value in want[2].items():
+        torch.testing.assert_close(got[2][name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", STABILIZERS)
+def test_no_graph_breaks(name):
+    """Forward and backward of every stabilizer trace as one graph and give the same numbers."""
+    torch.compiler.reset()
+    stabilizer, b = method(name), ragged(3, by_token=True, dtype=torch.float32)
+    stats = stabilizer.stats([b])
+    want = run(lambda *x, **y: terms(stabilizer, token_mean, *x, **y), b, stats)
+    agree(run(fuse(stabilizer, backend="aot_eager"), b, stats), want)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("sat", "inductor"), ("gspo", "aot_eager")])
+def test_the_compiled_loss_is_the_same_loss(name, backend):
+    """Machine code (one method; benchmarks/losses.py checks all) agrees to 1e-6 in the gradient and
+    takes masked NaN; a second batch size works as well."""
+    torch.compiler.reset()
+    stabilizer = bind(name)
+    f = fuse(stabilizer, seq_mean_token_mean, backend=backend)
+    sizes = [(3, 5, 9, 40), (31, 2, 60, 7, 8)]
+    for seed, lengths in enumerate(sizes[: 1 if backend == "inductor" else 2]):
+        b = ragged(seed, sizes=lengths, dtype=torch.float32)
+        b = replace(b, logp_mu=torch.where(b.mask, b.logp_mu, torch.nan))
+        stats = stabilizer.stats([b])
+        want = run(lambda *x, **y: terms(stabilizer, seq_mean_token_mean, *x, **y), b, stats)
+        agree(run(f, b, stats), want)

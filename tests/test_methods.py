@@ -1,0 +1,185 @@
+"""Cards of the methods, the generated table, and a user's own stabilizer from a file."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from batches import graded, ragged
+
+from simlab.__main__ import main
+from simlab.contract import BrokenPromise, check
+from simlab.methods import card, markdown
+from simlab.stabilizers import NAMES, STABILIZERS, bind, load
+
+ROOT = Path(__file__).parent.parent
+TINY = ["compare", "--methods", "ppo", "--lags", "1", "--seeds", "2", "--steps", "3"]
+SOFT = '''"""Soft: S = r A / (1 + |d|), a made-up rule. Source: this test."""
+
+from __future__ import annotations
+
+import torch
+
+from simlab.tokens import Surrogate, TokenBatch, log_ratio, on_mask, ratio
+
+
+def surrogate(b: TokenBatch, *, power: float = 1.0) -> Surrogate:
+    d, A = log_ratio(b), on_mask(b, b.advantage)
+    x = d.detach().clamp(max=30)
+    w = x.exp() / (1 + x.abs()) ** power * A
+    return Surrogate(w * on_mask(b, b.logp), w != 0, {})
+'''
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Write a file with a stabilizer; the registry is as before afterwards."""
+
+    def write(name, text):
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        return path
+
+    yield write
+    for name in STABILIZERS.keys() - set(NAMES):
+        del STABILIZERS[name]
+
+
+def test_the_table_in_the_docs_is_current():
+    """docs/methods.md is what `simlab methods --markdown` prints."""
+    assert (ROOT / "docs/methods.md").read_text() == markdown()
+
+
+@pytest.mark.parametrize("name", STABILIZERS)
+def test_every_card_is_complete(name):
+    """The docstring of every method gives a formula and a source."""
+    shown = card(name)
+    assert shown.formula.startswith("S = ")
+    assert shown.source != "not given"
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "cut", "reweighted"),
+    [
+        ("pg", "-", "-", "-"),
+        ("ppo", "-", "outward", "-"),
+        ("sat", "-", "outward", "-"),
+        ("dppo", "-", "outward", "-"),
+        ("cispo", "-", "-", "both"),
+        ("sapo", "-", "-", "both"),
+        ("kpop", "-", "both", "-"),
+        ("icepop", "logp_prox", "both", "-"),
+        ("vaco", "-", "outward", "-"),
+        ("oracle", "tv", "outward", "-"),
+        ("estr", "entropy_mu", "both", "-"),
+        ("none", "-", "-", "both"),
+    ],
+)
+def test_what_probing_shows(name, inputs, cut, reweighted):
+    """The measured inputs and sides are those of the formulas."""
+    shown = card(name)
+    assert (shown.inputs, shown.cut, shown.reweighted) == (inputs, cut, reweighted)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("asympo", {}), ("spo_scaled", {"alpha": 0.3})])
+def test_current_policy_methods_read_no_rollout_log_prob(name, arguments):
+    """NaN for every rollout log-prob changes no bit."""
+    b = ragged(1, by_token=True)
+    blind = replace(b, logp_mu=torch.full_like(b.logp_mu, torch.nan))
+    (want, want_grad), (got, got_grad) = (graded(bind(name, **arguments), x) for x in (b, blind))
+    assert torch.equal(got.S, want.S)
+    assert torch.equal(got_grad, want_grad)
+
+
+def test_commands_print(capsys):
+    """`simlab methods`, one page, and an unknown name in one sentence."""
+    main(["methods"])
+    listed = "\n" + capsys.readouterr().out
+    assert all(f"\n{name} " in listed for name in NAMES)
+    main(["methods", "sat"])
+    out = capsys.readouterr().out
+    assert "alpha=0.9" in out
+    assert "(13)-(20)" in out
+    with pytest.raises(SystemExit) as stop:
+        main(["methods", "satt"])
+    assert stop.value.code == 2
+    assert "no stabilizer 'satt'" in capsys.readouterr().err
+
+
+def test_a_file_joins_the_comparison(own, tmp_path, capsys):
+    """Under its name, with arguments or without, in worker processes too; a changed file runs anew."""
+    path, out = own("soft", SOFT), tmp_path / "run"
+    words = [*TINY, "--out", str(out), "--method-file", str(path)]
+    main([*words, "--workers", "2"])
+    assert set(pl.read_parquet(out / "results.parquet")["arm"]) == {"ppo", "soft"}
+    first = set((out / "cells").iterdir())
+    del STABILIZERS["soft"]
+    own("soft", SOFT.replace("= 1.0", "= 2.0"))
+    words.insert(words.index("ppo") + 1, "soft:power=3")
+    main([*words, "--workers", "1"])
+    assert set(pl.read_parquet(out / "results.parquet")["arm"]) == {"ppo", "soft:power=3"}
+    assert len(set((out / "cells").iterdir()) - first) == 1
+    capsys.readouterr()
+    main(["methods", str(path)])
+    assert "power=2.0" in capsys.readouterr().out
+
+
+BROKEN = {
+    "masked": SOFT.replace("on_mask(b, b.advantage)", "b.advantage * b.mask"),
+    "active": SOFT.replace("w != 0", "A > 0"),
+    "lanes": SOFT.replace("x.abs())", "x.abs().mean())"),
+    "overflow": SOFT.replace(".clamp(max=30)", ""),
+    "precision": SOFT.replace(
+        "Surrogate(w * on_mask(b, b.logp)", "Surrogate((w * on_mask(b, b.logp)).float()"
+    ),
+    "constants": SOFT.replace(
+        "d.detach()", "(on_mask(b, b.logp.detach()) - on_mask(b, b.logp_mu))"
+    ),
+}
+
+
+@pytest.mark.parametrize("promise", BROKEN)
+def test_a_broken_promise_is_named(own, promise):
+    """Six ways to go wrong, each told by the promise that it breaks."""
+    name = load(own(f"broken_{promise}", BROKEN[promise]))
+    with pytest.raises(
+        BrokenPromise, match=f"broken_{promise} breaks the promise {promise}"
+    ) as error:
+        check(bind(name))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("ppo", SOFT, "there is a stabilizer ppo already"),
+        ("my-rule", SOFT, "must be a word"),
+        ("cut", SOFT[:-20], "cannot be loaded (SyntaxError"),
+        ("raising", "1 / 0", "cannot be loaded (ZeroDivisionError"),
+        ("nothing", "x = 1", "has no function surrogate"),
+        ("wild", BROKEN["masked"], "wild breaks the promise masked"),
+        ("slow", SOFT.replace("power: float", "power: Power"), "has no argument power"),
+    ],
+)
+def test_a_bad_file_is_one_sentence_and_writes_nothing(own, tmp_path, capsys, name, text, says):
+    """Exit 2, one line on stderr that names file or promise, no run folder."""
+    path, out = own(name, text), tmp_path / "run"
+    words = [*TINY, "--out", str(out), "--method-file", str(path)]
+    if name == "slow":
+        words[words.index("ppo")] = "slow:power=2"
+        words += ["--reference", "slow:power=2"]
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_missing_file_is_one_sentence(tmp_path, capsys):
+    """A path that is not there."""
+    with pytest.raises(SystemExit):
+        main([*TINY, "--out", str(tmp_path / "run"), "--method-file", str(tmp_path / "gone.py")])
+    assert "gone.py: cannot be loaded (FileNotFoundError" in capsys.readouterr().err
