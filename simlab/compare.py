@@ -10,38 +10,26 @@ meets old cells, and rerunning with the same seeds rewrites every file byte for 
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
 import subprocess
-import threading
-import time
 import tomllib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import version
-from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import polars as pl
 import tomli_w
-import torch
 
 from simlab.config import Cell, Config
 from simlab.experiments import EXPERIMENTS
 from simlab.page import write
+from simlab.pool import RunError, in_pool, in_process
 from simlab.report import write_report
 from simlab.summary import summarize
-from simlab.train import train
 
 # These may change in a folder that has results: finished cells are reused and kept, and the tables,
 # the figures and the report are written anew for the methods, lags and seeds of the latest call.
 GROWS = ("methods", "method_file", "lags", "seeds", "reference")
-
-
-class RunError(Exception):
-    """A run that cannot go on; its message is one sentence for the user."""
 
 
 def compare(
@@ -102,7 +90,7 @@ def _flat(table: dict, prefix: str = "") -> dict[str, object]:
 
 
 # Files that only choose, summarise or draw: changing them leaves finished cells valid.
-LATER = "__main__ batches bias compare contract fused figures intervals methods page report summary theory_figures verify"
+LATER = "__main__ batches bias compare contract fused figures intervals methods page pool report summary theory_figures verify"
 AFTERWARDS = {f"{module}.py" for module in LATER.split()}
 
 
@@ -154,7 +142,7 @@ def _run_missing(cells: dict[str, Cell], folder: Path, workers: int, progress) -
     missing = {k: c for k, c in cells.items() if not _finished(folder / f"{k}.parquet")}
     done = len(cells) - len(missing)
     progress(done, len(cells))
-    run = _in_pool if workers > 1 else _in_process
+    run = in_pool if workers > 1 else in_process
     try:
         with closing(run(missing, workers)) as results:
             for key, rows in results:
@@ -173,52 +161,3 @@ def _finished(path: Path) -> bool:
         return path.exists() and pl.read_parquet_schema(path) is not None
     except pl.exceptions.PolarsError:
         return False
-
-
-def _in_process(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
-    threads = torch.get_num_threads()
-    _alone()
-    try:
-        for key, cell in cells.items():
-            yield key, train(cell)
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_flush_denormal(False)
-
-
-def _in_pool(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
-    if not cells:
-        return
-    pool = ProcessPoolExecutor(min(workers, len(cells)), get_context("spawn"), _worker)
-    try:
-        waiting = {pool.submit(train, cell): key for key, cell in cells.items()}
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
-    except BrokenProcessPool as error:
-        raise RunError("a worker died (out of memory?); finished cells are kept") from error
-    except BaseException:
-        for process in active_children():
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def _worker() -> None:
-    """A process of the pool: the parent alone answers Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
-    _alone()
-
-
-def _leave_with_parent(parent: int) -> None:
-    """A parent that was killed leaves no worker behind."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _alone() -> None:
-    """One thread (lanes are the parallelism), and no denormals (saturated tanh gradients)."""
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)

@@ -31,18 +31,28 @@ class Terms(NamedTuple):
     shown: dict[str, Tensor]  # diagnostics reduced over this micro-batch, each [...]
 
 
-def terms(stabilizer: Stabilizer, aggregate: Aggregate, b: TokenBatch, **stats) -> Terms:
+def terms(
+    stabilizer: Stabilizer, aggregate: Aggregate, show: bool, b: TokenBatch, **stats
+) -> Terms:
     """The loss terms of b, given the whole-batch numbers of `stabilizer.stats`."""
     S, _, diagnostics = stabilizer.surrogate(b, **stats)
     total, count = aggregate(S, b)
-    return Terms(total, count, reduce_diagnostics(b, diagnostics))
+    return Terms(total, count, reduce_diagnostics(b, diagnostics) if show else {})
 
 
 def fuse(
-    stabilizer: Stabilizer, aggregate: Aggregate = token_mean, backend: str = "inductor"
+    stabilizer: Stabilizer,
+    aggregate: Aggregate = token_mean,
+    *,
+    show: bool = True,
+    backend: str = "inductor",
 ) -> Callable[..., Terms]:
     """`terms` of b and its stats, compiled as one graph: raises rather than break it in two.
 
+    Without `show` no diagnostics are computed (between two steps that are logged).
+
     A new shape, dtype or number of responses compiles anew once, then sizes are symbols.
     """
-    return torch.compile(partial(terms, stabilizer, aggregate), fullgraph=True, backend=backend)
+    return torch.compile(
+        partial(terms, stabilizer, aggregate, show), fullgraph=True, backend=backend
+    )

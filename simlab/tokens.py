@@ -174,7 +174,7 @@ def log_ratio(b: TokenBatch, num: Tensor | None = None, den: Tensor | None = Non
     """d = log num - sg[log den] in nats `[..., N]`, 0 where masked; by default log pi - log mu."""
     num = b.logp if num is None else num
     den = b.logp_mu if den is None else den
-    return on_mask(b, widen(num) - widen(den).detach())
+    return (widen(num) - widen(den).detach()).masked_fill_(~b.mask, 0.0)
 
 
 def ratio(d: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 import simlab.compare
+import simlab.pool
 import simlab.report
 from simlab.__main__ import main, parse_compare
 from simlab.config import Config
@@ -114,7 +115,7 @@ def test_rerun_with_two_workers_is_byte_identical(folder, tmp_path):
 def test_stopped_run_resumes(folder, tmp_path, monkeypatch):
     """Interrupted after two cells, a run keeps them, trains only the rest, and ends the same."""
     trained = []
-    real = simlab.compare.train
+    real = simlab.pool.train
 
     def train(cell):
         if len(trained) == 2:
@@ -122,14 +123,14 @@ def test_stopped_run_resumes(folder, tmp_path, monkeypatch):
         trained.append(cell)
         return real(cell)
 
-    monkeypatch.setattr(simlab.compare, "train", train)
+    monkeypatch.setattr(simlab.pool, "train", train)
     options = parse_compare([*TINY, *ARMS])
     with pytest.raises(KeyboardInterrupt):
         simlab.compare.compare(options.settings, "e1", tmp_path / "run", workers=1)
     assert len(list((tmp_path / "run" / "cells").iterdir())) == 2
     assert not (tmp_path / "run" / "results.parquet").exists()
     again = []
-    monkeypatch.setattr(simlab.compare, "train", lambda cell: again.append(cell) or real(cell))
+    monkeypatch.setattr(simlab.pool, "train", lambda cell: again.append(cell) or real(cell))
     run(tmp_path / "run")
     assert len(again) == 4
     assert not set(map(repr, again)) & set(map(repr, trained))
@@ -342,7 +343,7 @@ def die(cell):
 
 def test_a_dead_worker_is_one_sentence(tmp_path, monkeypatch, capsys):
     """A worker killed from outside, as for memory, ends the run with a sentence, exit 2."""
-    monkeypatch.setattr(simlab.compare, "train", die)
+    monkeypatch.setattr(simlab.pool, "train", die)
     with pytest.raises(SystemExit) as stop:
         run(tmp_path / "dead", workers=2)
     assert stop.value.code == 2

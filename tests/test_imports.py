@@ -38,7 +38,7 @@ LAYERS = [
     ["config"],
     ["pretrain", "measure", "train", "env", "summary"],
     ["experiments"],
-    ["methods", "page", "figures", "report", "compare", "bias", "theory_figures", "verify"],
+    ["methods", "page", "pool", "figures", "report", "compare", "bias", "theory_figures", "verify"],
     ["__main__"],
 ]
 RANK = {module: rank for rank, row in enumerate(LAYERS) for module in row}

@@ -107,8 +107,9 @@ def test_commands_print(capsys):
     assert "no stabilizer 'satt'" in capsys.readouterr().err
 
 
-def test_a_file_joins_the_comparison(own, tmp_path, capsys):
+def test_a_file_joins_the_comparison(own, tmp_path, capsys, monkeypatch):
     """Under its name, with arguments or without, in worker processes too; a changed file runs anew."""
+    monkeypatch.setattr("simlab.compare.write_report", lambda *_: None)
     path, out = own("soft", SOFT), tmp_path / "run"
     words = [*TINY, "--out", str(out), "--method-file", str(path)]
     main([*words, "--workers", "2"])

@@ -214,7 +214,7 @@ def test_verify_writes_its_folder(tmp_path, capsys):
     """claims.json, figures and a page with every claim; exit 0; the same seed, the same bytes."""
     for name in ("one", "two"):
         with pytest.raises(SystemExit) as stop:
-            main(["verify", "--budget", "0.005", "--out", str(tmp_path / name)])
+            main(["verify", "--budget", "0.002", "--out", str(tmp_path / name)])
         assert stop.value.code == 0
     out = capsys.readouterr().out
     assert out.count("0 violations") == 2 * 14

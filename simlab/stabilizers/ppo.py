@@ -11,6 +11,8 @@ and r < 1 - eps_low, or A < 0 and r > c). A token exactly on a limit keeps its g
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,9 @@ from simlab.tokens import (
     graded,
     log_ratio,
     on_mask,
-    ratio,
 )
+
+R_MAX = math.exp(D_MAX)
 
 
 def check_radii(method: str, eps_low: float, eps_high: float) -> None:
@@ -45,22 +48,33 @@ def clipped(
     """weight min(r A, clip(r, low, high) A) for r = exp(d): the one clip of every method.
 
     Limits and weight (1 if not given, 0 drops a token) are constants: no gradient flows into them.
+    Minimum and clip are vector instructions, selections are not; that is why there are few.
     """
     with torch.no_grad():
-        r = ratio(d)
-        low, high = (torch.as_tensor(x, dtype=r.dtype, device=r.device) for x in (low, high))
-        up, down, overflow = (A > 0) & (r > high), (A < 0) & (r < low), d > D_MAX
-        shares = {"clip_high": up, "clip_low": down, "overflow": overflow}
-        S = torch.where(up, high, torch.where(down, low, r)) * A
-        held = up | down | overflow
+        r = d.exp()  # may be infinite
+        plain = r * A
+        S = r.clamp(max=R_MAX).mul_(A).minimum(_clip(r, low, high).mul_(A))
         if dual_clip is not None:
-            shares["clip_dual"] = capped = (A < 0) & (r > dual_clip)
-            S, held = torch.where(capped, dual_clip * A, S), held | capped
+            S = torch.where(A < 0, S.maximum(dual_clip * A), S)
+        held = S != plain
         if weight is not None:
-            S = weight * S
+            S = S.mul_(weight)
         w = torch.where(held, 0.0, S)
-    diagnostics = {name: Diagnostic(x, "mean") for name, x in shares.items()}
+    shares = {
+        "clip_high": lambda: (A > 0) & (r > high),
+        "clip_low": lambda: (A < 0) & (r < low),
+        "overflow": lambda: d > D_MAX,
+    }
+    if dual_clip is not None:
+        shares["clip_dual"] = lambda: (A < 0) & (r > dual_clip)
+    diagnostics = {name: Diagnostic(share, "mean") for name, share in shares.items()}
     return Surrogate(graded(d, S, w), w != 0, diagnostics)
+
+
+def _clip(r: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    if not isinstance(high, Tensor):
+        return r.clamp(low, min(high, R_MAX))
+    return r.clamp(low, high).clamp_(max=R_MAX)
 
 
 def surrogate(

@@ -76,8 +76,9 @@ def contracted(
     x = d.detach()
     # The end on the far side of 1 cannot bind, so one gate serves both ends; an ungated token gets
     # PPO's own constants, so that a closed gate changes no bit.
-    low = torch.where(gate, 1 - eps_low * c, 1 - eps_low)
-    high = torch.where(gate, 1 + eps_high * c, 1 + eps_high)
+    one = c.new_ones(())
+    low = torch.where(gate, torch.add(one, c, alpha=-eps_low), 1 - eps_low)
+    high = torch.where(gate, torch.add(one, c, alpha=eps_high), 1 + eps_high)
     S, active, diagnostics = clipped(d, on_mask(b, b.advantage), low, high)
     diagnostics |= {
         "radius_low": Diagnostic(lambda: torch.where(x < 0, 1 - low, eps_low), "mean"),
@@ -96,7 +97,7 @@ def kernel(method: str, u: Tensor, q: Tensor, exponent: float, factor: float | N
     if not exponent > 0:
         raise ValueError(f"{method}: exponent must be above 0, got {exponent}")
     if factor is None:
-        return 1 / (1 + (u / q) ** exponent)
+        return (u / q).pow_(exponent).add_(1).reciprocal_()
     if not 0 <= factor <= 1:
         raise ValueError(f"{method}: factor must lie in [0, 1], got {factor}")
     return torch.full_like(u, factor)
