@@ -118,6 +118,7 @@ def peak(loss: Callable[[TokenBatch], Tensor], b: TokenBatch) -> float:
 
 def losses(report: Report, n: int, rounds: int, names: tuple[str, ...]) -> None:
     """Stabilizers eager and fused, peers, and the floor, relative to the hand-written PPO."""
+    torch.compiler.reset()
     b = batch(n)
     arms = {HAND: eager_ppo} | peers()
     grads = {}
@@ -193,7 +194,6 @@ if __name__ == "__main__":
     asked = arguments(__doc__)
     report = Report("Losses and the exact quantile")
     every = tuple(sorted(STABILIZERS, key=lambda name: name != "ppo"))
-    torch._dynamo.config.cache_size_limit = 64
     if asked.quick:
         losses(report, 10_000, 3, FEW)
         quantiles(report, 100_000, 17_000_000, 3_000, 1)

@@ -39,27 +39,26 @@ class _ResponseMeans(torch.autograd.Function):
     """Averaging over responses is a symmetric matrix: the backward pass is the forward pass."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, mask: Tensor, response: Tensor, n: int) -> Tensor:
-        ctx.save_for_backward(mask, response)
-        ctx.n = n
-        return _means(x, mask, response, n)
+    def forward(ctx, x: Tensor, mask: Tensor, response: Tensor, lengths: Tensor) -> Tensor:
+        ctx.save_for_backward(mask, response, lengths)
+        return _means(x, mask, response, lengths)
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        return _means(g, *ctx.saved_tensors, ctx.n), None, None, None
+        return _means(g, *ctx.saved_tensors), None, None, None
 
 
-def _means(x: Tensor, mask: Tensor, response: Tensor, n: int) -> Tensor:
+def _means(x: Tensor, mask: Tensor, response: Tensor, lengths: Tensor) -> Tensor:
     index = torch.where(mask, response, 0)
-    empty = torch.zeros(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
-    sums = empty.scatter_add(-1, index, torch.where(mask, x, 0))
-    lengths = empty.scatter_add(-1, index, mask.to(x.dtype))
-    return torch.where(mask, (sums / lengths.clamp(min=1)).gather(-1, index), 0)
+    sums = torch.zeros_like(lengths, dtype=x.dtype)
+    sums = sums.scatter_add(-1, index, torch.where(mask, x, 0)) / lengths
+    return torch.where(mask, sums.gather(-1, index), 0)
 
 
 def response_means(b: TokenBatch, x: Tensor) -> Tensor:
     """Mean of x over each response, handed back to its tokens: `[..., N]`. Whole responses only."""
-    return _ResponseMeans.apply(x, b.mask, b.response, b.n_responses)
+    lengths = response_sums(b, b.mask.to(x.dtype)).clamp(min=1)
+    return _ResponseMeans.apply(x, b.mask, b.response, lengths)
 
 
 # ---------------------------------------------------------------- mismatch

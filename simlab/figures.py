@@ -27,24 +27,27 @@ STYLE = {
 matplotlib.rcParams.update(STYLE)
 REFERENCE, PLACEBO = "black", "0.65"
 TINY = 1e-6  # the floor of logarithmic axes
+ROW = 7  # learning curves in one panel, besides reference and placebos
 
 
 def colours(config: Config) -> dict[str, object]:
     """One colour per arm, the same in every figure; the reference black, placebos grey."""
     own = _own(config)
-    table = dict(zip(own, sns.color_palette("husl", len(own)), strict=True))
+    many = len(own) > 2 * ROW  # hues of their own would no longer be told apart
+    hues = sns.color_palette("husl", ROW if many else len(own))
+    table = {label: hues[i % len(hues)] for i, label in enumerate(own)}
     return {a.label: table.get(a.label, PLACEBO) for a in config.arms} | {
         config.reference: REFERENCE
     }
 
 
 def learning_curves(config: Config, rows: pl.DataFrame, table: pl.DataFrame) -> Figure:
-    """Mean J over steps with 95 % bands; a column per lag, arms split over two rows."""
+    """Mean J over steps with 95 % bands; a column per lag, arms split over rows, baselines first."""
     palette = colours(config)
     own, names = _own(config), {a.label: a.name for a in config.arms}
     baselines = {"none", "pg", "ppo"}
-    groups = [[x for x in own if (names[x] in baselines) == first] for first in (True, False)]
-    groups = [g for g in groups if g]
+    kinds = [[x for x in own if (names[x] in baselines) == first] for first in (True, False)]
+    groups = [kind[i : i + ROW] for kind in kinds for i in range(0, len(kind), ROW)]
     fig, axes = _grid(len(groups) or 1, len(config.lags), 3.0, 2.7)
     backdrop = [*config.placebos, config.reference]
     for column, lag in enumerate(config.lags):

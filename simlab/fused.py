@@ -9,7 +9,6 @@ tokens a step on; the simulator, whose batches are small, stays eager. `reports/
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -53,6 +52,11 @@ def fuse(
 
     A new shape, dtype or number of responses compiles anew once, then sizes are symbols.
     """
-    return torch.compile(
-        partial(terms, stabilizer, aggregate, show), fullgraph=True, backend=backend
-    )
+
+    def run(b: TokenBatch, **stats) -> Terms:
+        return terms(stabilizer, aggregate, show, b, **stats)
+
+    # Compiled code is kept by code object. One of its own keeps a call from walking through the
+    # guards of every other stabilizer, and their shapes from becoming symbols here.
+    run.__code__ = run.__code__.replace()
+    return torch.compile(run, fullgraph=True, backend=backend)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from simlab.advantages import ADVANTAGES
 from simlab.config import Config, Training, WorldSpec
 from simlab.experiments import EXPERIMENTS
 from simlab.specs import regime
@@ -141,3 +142,75 @@ def test_every_aggregation_trains(aggregation):
     reference = train(cells(methods=("none",), reference="none", training=how)[0])[0]["loss"]
     scale = 5 if aggregation == "seq_mean_token_sum" else 1
     assert loss == pytest.approx(scale * reference, rel=1e-4, abs=1e-7)
+
+
+# ---------------------------------------------------------------- what methods ask of the loop
+def last(name, *, method="decoupled:proximal=batch", lags=("2",), steps=12, **how):
+    """A logged number at the last step, per seed."""
+    training = Training(**({"steps": steps, "log_every": 4} | how))
+    (cell,) = cells(methods=(method,), reference=method, lags=lags, training=training)
+    rows = train(cell)
+    return [row[name] for row in rows if row["step"] == steps]
+
+
+def test_every_proximal_policy_is_another_one():
+    """rollout, step and ewma give three runs; an arm's own argument is the training setting."""
+    tight = "eps_low=0.01,eps_high=0.01"
+    ways = ("rollout", "step", "ewma")
+    runs = {how: last("J", method=f"decoupled:{tight}", proximal=how) for how in ways}
+    assert len({tuple(x) for x in runs.values()}) == 3
+    for how, run in runs.items():
+        assert last("J", method=f"decoupled:{tight},proximal={how}") == run
+
+
+def test_the_proximal_policy_of_step_is_the_current_one():
+    """At `step` pi/prox is 1: nothing is ever clipped, and a band on k is a band on pi/mu."""
+    assert last("cut", method="decoupled:proximal=step,eps_low=0,eps_high=0") == [0.0] * 3
+    assert max(last("cut", method="decoupled:proximal=rollout,eps_low=0,eps_high=0")) > 0
+
+
+def test_a_kl_term_holds_the_policy_near_the_first_one():
+    """A large coefficient ends nearer to the reward of the first policy; 0 is no term at all."""
+    start = last("J", steps=1, lr=0.0)
+    slow = {"steps": 60, "lr": 0.2}
+    free, held = (np.array(last("J", kl_coef=c, kl="k2", **slow)) for c in (0.0, 3.0))
+    assert np.abs(held - start).mean() < 0.5 * np.abs(free - start).mean()
+    assert list(free) == last("J", kl="k1", **slow)
+
+
+def test_the_learning_rate_follows_the_ess():
+    """VCPO's factor below 1 moves the policy less than the same loss at the full rate."""
+    full, scaled = (
+        np.array(last("d_policy", method=f"vcpo:base={base}", lags=("8",), steps=7, lr=0.5))
+        for base in (1e-6, 1.0)
+    )
+    assert (scaled < full).all()
+
+
+@pytest.mark.parametrize("how", ADVANTAGES)
+def test_every_advantage_trains(how):
+    """Each is another run, and finite."""
+    J = last("J", advantage=how, method="ppo")
+    assert np.isfinite(J).all()
+    assert (J != last("J", method="ppo")) == (how != "grpo")
+
+
+def test_a_random_gate_draws_from_its_own_stream():
+    """Same cell, same numbers; another stream, others; and the other arms' draws are not touched."""
+    assert last("gate_rate", method="sat_open:gate=random") == last(
+        "gate_rate", method="sat_open:gate=random"
+    )
+    rates = last("gate_rate", method="sat_open:gate=random,rate=0.3")
+    assert all(0.1 < x < 0.5 for x in rates)
+    never = last("J", method="sat_open:gate=random,rate=0")
+    assert never == last("J", method="ppo")
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["estr", "estr:scale=gini", "oracle", "dppo:divergence=topk_kl", "sat_open:gate=stratum", "sat:ema=0.9",
+     "decoupled:proximal=loglinear", "sat_open:gate=age,threshold=2"],
+)  # fmt: skip
+def test_methods_that_see_more_run(method):
+    """Entropy, Gini, total variation, top-k, position, age and a smoothed quantile are supplied."""
+    assert np.isfinite(last("J", method=method)).all()

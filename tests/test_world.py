@@ -14,7 +14,7 @@ from simlab.draws import SAMPLE, Draws
 from simlab.exact import evaluate, values, visitation
 from simlab.policies import POLICIES
 from simlab.pretrain import pretrain
-from simlab.sample import cumulative, sample, token_batch
+from simlab.sample import cumulative, full_distribution, sample, token_batch
 from simlab.tasks import TASKS
 
 SIZES = {name: (4, 3, 3) if name == "tree" else (4, 6, 5) for name in TASKS}
@@ -121,6 +121,30 @@ def test_token_batch_reads_the_tables():
     per_answer = b.advantage.view(P, 4, T)
     assert (per_answer == per_answer[..., :1]).all()
     assert b.logp[0, 0] == world.base.flatten()[answers.slot[0, 0]]
+
+
+def test_the_full_distribution_at_the_state_of_a_token():
+    """Entropy, Gini, TV, top-k and position, against sums over the row of each sampled token."""
+    world = make("health")
+    P, T, _, V = world.sizes
+    answers = batched(world, world.base, 4)
+    logp, logp_mu = (torch.log_softmax(world.base + k * world.base.sin(), -1) for k in (1, 2))
+    wanted = ("entropy_mu", "gini_mu", "tv", "topk", "topk_mu", "stratum")
+    found = full_distribution(wanted, answers, logp, logp_mu, T)
+    assert set(found) == set(wanted)
+    p, m = logp.exp().view(-1, V), logp_mu.exp().view(-1, V)
+    for i in range(0, P * 4 * T, 7):
+        state, token = divmod(int(answers.slot[0, i]), V)
+        row, other = m[state], p[state]
+        assert found["entropy_mu"][0, i] == pytest.approx(float(-(row * row.log()).sum()))
+        assert found["gini_mu"][0, i] == pytest.approx(float(1 - (row**2).sum()))
+        assert found["tv"][0, i] == pytest.approx(float((row - other).abs().sum() / 2))
+        assert found["stratum"][0, i] == i % T
+        likeliest = row.topk(3).indices
+        mass = [0.0 if j == token else float(row[j]) for j in likeliest]
+        assert found["topk_mu"][0, i].exp().tolist() == pytest.approx(mass)
+        mass = [0.0 if j == token else float(other[j]) for j in likeliest]
+        assert found["topk"][0, i].exp().tolist() == pytest.approx(mass)
 
 
 ID = "simlab/TokenMDP-v0"

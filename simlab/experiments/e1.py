@@ -4,5 +4,5 @@ QUESTION = (
     "How do stabilizers behave as policy lag grows, when SGD at a large learning rate "
     "lets every bad step through?"
 )
-VERSION = 1
+VERSION = 2
 SETTINGS = {}

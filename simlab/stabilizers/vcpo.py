@@ -21,19 +21,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from simlab.batch_stats import response_lengths, response_sums
+from simlab.batch_stats import response_lengths, response_sums, to_tokens
 from simlab.quantile import Reduce
-from simlab.stabilizers.tis import sequence_log_ratio
 from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
 
 POWER = {"sqrt": 0.5, "linear": 1.0}
 
 
 def weight(b: TokenBatch, cap: float) -> Tensor:
-    """w of the response, on each of its tokens `[..., N]`."""
+    """w of each response `[..., n_responses]`."""
     if not cap > 0:
         raise ValueError(f"vcpo: cap must be above 0, got {cap}")
-    return ratio(sequence_log_ratio(b, log_ratio(b))).clamp(max=cap)
+    return ratio(response_sums(b, log_ratio(b).detach())).clamp(max=cap)
 
 
 def whole_batch(
@@ -53,10 +52,8 @@ def whole_batch(
     sums = 0
     for b in batches:
         T = response_lengths(b)
-        w, A = (
-            response_sums(b, x.double()) / T.clamp(min=1)
-            for x in (weight(b, cap), on_mask(b, b.advantage))
-        )
+        A = response_sums(b, on_mask(b, b.advantage)).double() / T.clamp(min=1)
+        w = torch.where(T > 0, weight(b, cap).double(), 0)
         parts = (w, w**2, (T > 0).double(), T * w**2 * A, T * w**2)
         sums = sums + torch.stack([x.sum(-1) for x in parts])
     w, w2, B, top, bottom = reduce(sums) if reduce else sums
@@ -70,7 +67,7 @@ def surrogate(
     b: TokenBatch, *, lr_factor: Tensor | float, shift: Tensor | float, cap: float = 8.0
 ) -> Surrogate:
     """VCPO given `lr_factor` (reported, applied by the caller) and the baseline b as `shift`, each `[...]`."""
-    w = weight(b, cap)
+    w = to_tokens(b, weight(b, cap))
     lr_factor, shift = (
         torch.as_tensor(x, dtype=w.dtype, device=w.device).unsqueeze(-1) for x in (lr_factor, shift)
     )
