@@ -63,4 +63,4 @@ METHODS = (
     "placebo-eps=ppo:eps_low=0.2001,eps_high=0.2001",
     "placebo-draws=ppo@1",
 )
-SETTINGS = {"methods": METHODS}
+SETTINGS = {"methods": METHODS, "lags": ("1", "8", "24")}
