@@ -35,7 +35,9 @@ def in_process(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list
 def in_pool(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
     if not cells:
         return
-    pool = ProcessPoolExecutor(min(workers, len(cells)), get_context("spawn"), _worker)
+    pool = ProcessPoolExecutor(
+        min(workers, len(cells)), get_context("spawn"), _worker, (os.getpid(),)
+    )
     try:
         waiting = {pool.submit(train, cell): key for key, cell in cells.items()}
         for future in as_completed(waiting):
@@ -50,10 +52,10 @@ def in_pool(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[di
     pool.shutdown()
 
 
-def _worker() -> None:
+def _worker(parent: int) -> None:
     """A process of the pool: the parent alone answers Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
     _alone()
 
 
