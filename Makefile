@@ -6,9 +6,10 @@ BIN = $(VENV)/bin
 ARGS ?=
 
 PEERS ?= .venv-peers
+ENGINES ?= .venv-engines
 FIELD = tests/conformance
 
-.PHONY: compare test conformance benchmark
+.PHONY: compare test conformance benchmark scaleup
 
 compare: $(VENV)/ready  ## the main job: run experiment E1 and write runs/e1/report.html
 	$(BIN)/simlab compare $(ARGS)
@@ -20,6 +21,9 @@ test: $(VENV)/ready  ## lint and the whole test suite
 
 conformance: $(PEERS)/ready  ## every loss against the code of verl, TRL, polgrad, torchrl and martingale
 	$(PEERS)/bin/python -m pytest $(FIELD) $(ARGS)
+
+scaleup: $(ENGINES)/ready  ## the real engines on a CPU: SGLang and Megatron-Core under the same losses
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -W ignore tests/scaleup $(ARGS)
 
 benchmark: $(PEERS)/ready  ## speed, as ratios within one process
 	$(PEERS)/bin/python benchmarks/simulator.py
@@ -39,4 +43,12 @@ $(PEERS)/ready: pyproject.toml $(FIELD)/requirements.txt $(FIELD)/requirements-n
 	$(PEERS)/bin/pip install --quiet -r $(FIELD)/requirements.txt
 	$(PEERS)/bin/pip install --quiet --no-deps -r $(FIELD)/requirements-nodeps.txt
 	$(PEERS)/bin/pip install --quiet --editable ".[dev]"
+	touch $@
+
+$(ENGINES)/ready: pyproject.toml scaleup/requirements-cpu.txt scaleup/requirements-cpu-nodeps.txt
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install --quiet "torch==2.13.0+cpu" || $(ENGINES)/bin/pip install --quiet "torch==2.13.0"
+	$(ENGINES)/bin/pip install --quiet -r scaleup/requirements-cpu.txt
+	$(ENGINES)/bin/pip install --quiet --no-deps -r scaleup/requirements-cpu-nodeps.txt
+	$(ENGINES)/bin/pip install --quiet --editable ".[dev]"
 	touch $@

@@ -90,7 +90,7 @@ def _flat(table: dict, prefix: str = "") -> dict[str, object]:
 
 
 # Files that only choose, summarise or draw: changing them leaves finished cells valid.
-LATER = "__main__ batches bias compare contract fused figures intervals methods page pool report summary theory_figures verify"
+LATER = "__main__ batches bias compare contract fused figures intervals methods page pool report summary theory_figures token_log token_rows verify"
 AFTERWARDS = {f"{module}.py" for module in LATER.split()}
 
 

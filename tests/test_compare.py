@@ -17,6 +17,7 @@ import simlab.pool
 import simlab.report
 from simlab.__main__ import main, parse_compare
 from simlab.config import Config
+from simlab.experiments import e1
 from simlab.figures import FIGURES
 from simlab.report import GUIDES
 from simlab.summary import summarize
@@ -82,7 +83,7 @@ def test_run_folder(folder):
         rows.columns
     )
     assert len(rows) == 3 * 2 * 3 * 5  # arms, lags, seeds, logged steps 0 2 4 6 8
-    assert rows["experiment"].unique().to_list() == ["e1-v1-changed"]
+    assert rows["experiment"].unique().to_list() == [f"e1-v{e1.VERSION}-changed"]
     pictures = {p.name for p in (folder / "figures").iterdir()}
     assert pictures == {"collapse.png", "collapse.svg", "bound.png", "bound.svg"}
     page = (folder / "report.html").read_text()

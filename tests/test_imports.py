@@ -38,7 +38,19 @@ LAYERS = [
     ["config"],
     ["pretrain", "measure", "train", "env", "summary"],
     ["experiments"],
-    ["methods", "page", "pool", "figures", "report", "compare", "bias", "theory_figures", "verify"],
+    [
+        "methods",
+        "token_log",
+        "token_rows",
+        "page",
+        "pool",
+        "figures",
+        "report",
+        "compare",
+        "bias",
+        "theory_figures",
+        "verify",
+    ],
     ["__main__"],
 ]
 RANK = {module: rank for rank, row in enumerate(LAYERS) for module in row}
@@ -96,6 +108,15 @@ def test_theory_knows_no_simulator():
         assert set(roots(path)) <= allowed, path.name
     users = {path.name for path in (ROOT / "simlab").rglob("*.py") if "theory" in roots(path)}
     assert users <= {"bias.py", "theory_figures.py", "verify.py"}
+
+
+def test_scaleup_stands_on_the_core():
+    """scaleup imports the core, the lag regimes and the token log, and nobody imports scaleup."""
+    allowed = {*LAYERS[0], "lag", "specs", "token_log", "token_rows", "page"}
+    for path in (ROOT / "scaleup").rglob("*.py"):
+        assert set(imported(path)) <= allowed, path.name
+    for folder in ("simlab", "theory"):
+        assert all("scaleup" not in roots(p) for p in (ROOT / folder).rglob("*.py"))
 
 
 def test_a_planted_breach_is_found(tmp_path):

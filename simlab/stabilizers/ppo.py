@@ -11,8 +11,6 @@ and r < 1 - eps_low, or A < 0 and r > c). A token exactly on a limit keeps its g
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -24,9 +22,8 @@ from simlab.tokens import (
     graded,
     log_ratio,
     on_mask,
+    ratio,
 )
-
-R_MAX = math.exp(D_MAX)
 
 
 def check_radii(method: str, eps_low: float, eps_high: float) -> None:
@@ -51,12 +48,12 @@ def clipped(
     Minimum and clip are vector instructions, selections are not; that is why there are few.
     """
     with torch.no_grad():
-        r = d.exp()  # may be infinite
+        r = ratio(d)
         plain = r * A
-        S = r.clamp(max=R_MAX).mul_(A).minimum(_clip(r, low, high).mul_(A))
+        S = plain.minimum(r.clamp(low, high).mul_(A))
         if dual_clip is not None:
             S = torch.where(A < 0, S.maximum(dual_clip * A), S)
-        held = S != plain
+        held = (S != plain) | (d > D_MAX)
         if weight is not None:
             S = S.mul_(weight)
         w = torch.where(held, 0.0, S)
@@ -69,12 +66,6 @@ def clipped(
         shares["clip_dual"] = lambda: (A < 0) & (r > dual_clip)
     diagnostics = {name: Diagnostic(share, "mean") for name, share in shares.items()}
     return Surrogate(graded(d, S, w), w != 0, diagnostics)
-
-
-def _clip(r: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    if not isinstance(high, Tensor):
-        return r.clamp(low, min(high, R_MAX))
-    return r.clamp(low, high).clamp_(max=R_MAX)
 
 
 def surrogate(

@@ -1,0 +1,617 @@
+"""Rollouts from SGLang 0.5.23: one interface over an engine in this process and over a server.
+
+    engine = LocalEngine("runs/tiny")                       # or serve("runs/tiny"), HttpEngine(url, folder)
+    samples = engine.generate([[1, 2, 3]], n=8, max_new_tokens=16)
+    futures = engine.submit([[1, 2, 3]], n=8, max_new_tokens=16)  # returns at once
+    engine.push(named_tensors, version=1)                   # while those are in flight
+    samples = [f.result() for f in futures]
+
+The distribution drawn from is exp(logp / temperature), without truncation: top-p 1, top-k off. The
+log-prob of a sample is the one it was drawn with, so it is mu's, at its temperature.
+
+Starting and pushing never serve other weights than they say. A push pauses the engine, loads, compares a checksum of every weight inside the engine with the
+tensors that were handed in, and only then announces the version. What becomes of the answers in
+flight is the pause mode:
+    retract   (default) their keys and values are dropped and recomputed under the new weights; a
+              span of tokens of one version is exactly a sample of that version, after its prefix
+    in_place  the old keys and values stay: tokens after the push come from new weights on an old
+              context, a policy that is neither version. It needs `disable_radix_cache=True`, else
+              new requests would start from prefixes of old weights too
+    abort     they end with what they have, log-probs included
+
+Trap: a retracted answer is read again under the new weights, and the experts that SGLang returns for
+its earlier tokens are then those of the new weights, not those the tokens were sampled with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from scaleup import cpu
+
+MODES = ("retract", "in_place", "abort")
+BUCKET = 2**28  # bytes of one update request
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One answer of T tokens to a prompt of P; an aborted one has the tokens it got."""
+
+    prompt: list[int]  # P token ids
+    output: list[int]  # T token ids; a stop token that was drawn is the last
+    logp_mu: Tensor  # float32 [T], nats, at the temperature drawn with
+    version: Tensor  # int64 [T], version of the weights each token was drawn with
+    experts: Tensor | None  # int32 [P + T - 1, layers, K], expert ids of every token but the last
+    finish: str  # "stop", "length" or "abort"
+    retractions: int  # how often the answer was paused and read again
+
+
+def parse(prompt: list[int], answer: dict[str, Any], layers: int = 0, topk: int = 0) -> Sample:
+    """A Sample from SGLang's answer to /generate. `topk = 0` means a model without experts.
+
+    Raises RuntimeError where the answer contradicts itself.
+    """
+    meta, output = answer["meta_info"], list(answer.get("output_ids") or [])
+    T = len(output)
+    drawn = meta.get("output_token_logprobs") or []
+    if [token for _, token, *_ in drawn] != output:
+        raise RuntimeError(f"rollout: {len(drawn)} log-probs do not belong to the {T} tokens")
+    version = torch.full((T,), -1, dtype=torch.int64)
+    for span in meta["weight_versions"]:
+        version[span["start"] : span["end"]] = int(span["version"])
+    if (version < 0).any():
+        raise RuntimeError(f"rollout: the version spans {meta['weight_versions']} miss tokens")
+    experts = None
+    if topk and T:
+        flat = np.frombuffer(base64.b64decode(meta["routed_experts"]), np.int32)
+        if flat.size != (len(prompt) + T - 1) * layers * topk:
+            raise RuntimeError(
+                f"rollout: {flat.size} expert ids for {len(prompt)} + {T} - 1 tokens, "
+                f"{layers} layers and top-{topk}"
+            )
+        experts = torch.from_numpy(flat.reshape(-1, layers, topk).copy())
+    return Sample(
+        prompt=list(prompt),
+        output=output,
+        logp_mu=torch.tensor([logp for logp, *_ in drawn], dtype=torch.float32),
+        version=version,
+        experts=experts,
+        finish=meta["finish_reason"]["type"],
+        retractions=meta.get("num_retractions", 0),
+    )
+
+
+class Engine:
+    """The interface. A subclass brings `_call(route, body)`, which answers like SGLang's HTTP route.
+
+    `exact` compares each checksum with that of the tensors sent, which holds on a CPU and for tensor
+    parallelism alone. False asks, in any layout, that the weights that changed in the engine are
+    those that changed in the push: a lost or misnamed weight is found, a distorted one is not.
+    Every method may be called from any thread but not from a coroutine of the engine's own loop.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, dtype: torch.dtype, tp: int, radix_cache: bool, exact: bool
+    ):
+        self.folder = Path(folder)
+        self.config = json.loads((self.folder / "config.json").read_text())
+        self.shapes = {
+            name: tuple(f.get_slice(name).get_shape())
+            for f in _files(self.folder)
+            for name in f.keys()  # noqa: SIM118  (not a mapping)
+        }
+        self.dtype, self.tp, self.radix_cache, self.exact = dtype, tp, radix_cache, exact
+        self._sent: dict[str, str] = {}  # checksums of the tensors of the last push
+        self._held: list[dict[str, str]] = []  # what the engine then had, by rank
+        self.topk = self.config.get("num_experts_per_tok", 0)
+        self.paused: str | None = None  # the mode, while paused
+        self.fault: str | None = None  # why the served weights are not to be used
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    async def _call(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _run(self, route: str, **body) -> dict[str, Any]:
+        return asyncio.run_coroutine_threadsafe(self._call(route, body), self._loop).result()
+
+    def submit(
+        self,
+        prompts: list[list[int]],
+        n: int = 1,
+        max_new_tokens: int = 128,
+        temperature: float = 1.0,
+        ignore_eos: bool = False,
+        stop_token_ids: list[int] | None = None,
+    ) -> list[Future[Sample]]:
+        """Start n answers to each prompt, in the order p0 p0 .. p1 p1 .., and return their futures.
+
+        In a coroutine: `await asyncio.wrap_future(f)`. While the engine is paused, requests wait.
+        Raises ValueError for an empty prompt, a token outside the vocabulary or a temperature that
+        is not above 0, RuntimeError after a push that failed.
+        """
+        if self.fault:
+            raise RuntimeError(self.fault)
+        if not temperature > 0:
+            raise ValueError(f"rollout: temperature must be above 0, got {temperature}")
+        for prompt in prompts:
+            # SGLang's scheduler dies of such a token, and takes its parent process with it
+            if not prompt or not 0 <= min(prompt) <= max(prompt) < self.config["vocab_size"]:
+                raise ValueError("rollout: a prompt is empty or has a token outside the vocabulary")
+        sampling = {
+            "temperature": temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": ignore_eos,
+            "stop_token_ids": stop_token_ids or [],
+        }
+        return [
+            asyncio.run_coroutine_threadsafe(self._answer(prompt, sampling), self._loop)
+            for prompt in prompts
+            for _ in range(n)
+        ]
+
+    async def _answer(self, prompt: list[int], sampling: dict[str, Any]) -> Sample:
+        body = {
+            "input_ids": prompt,
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "return_routed_experts": bool(self.topk),
+            "rid": uuid.uuid4().hex,
+        }
+        answer = await self._call("generate", body)
+        return parse(prompt, answer, self.config["num_hidden_layers"], self.topk)
+
+    def generate(self, prompts: list[list[int]], n: int = 1, **arguments) -> list[Sample]:
+        """The samples of `submit`, waited for."""
+        return [future.result() for future in self.submit(prompts, n, **arguments)]
+
+    def pause(self, mode: str = "retract") -> None:
+        """Stop drawing tokens. `abort` ends the answers in flight and may take a second.
+
+        Raises ValueError for an unknown mode, and for in_place with the radix cache on.
+        """
+        if mode not in MODES:
+            raise ValueError(
+                f"rollout: unknown pause mode {mode!r}, choose from {', '.join(MODES)}"
+            )
+        if mode == "in_place" and self.radix_cache:
+            raise ValueError(
+                "rollout: in_place needs an engine with disable_radix_cache=True, else new requests "
+                "continue prefixes computed under old weights"
+            )
+        self._run("pause_generation", mode=mode)
+        self.paused = mode
+
+    def resume(self) -> None:
+        """Go on after `pause`. Raises RuntimeError after a push that failed."""
+        if self.fault:
+            raise RuntimeError(self.fault)
+        self._run("continue_generation")
+        self.paused = None
+
+    def abort_all(self) -> None:
+        """End every answer in flight; each comes back with `finish == "abort"` and what it has."""
+        self._run("abort_request", abort_all=True)
+
+    def version(self) -> int:
+        """Version of the weights served."""
+        return int(self._run("model_info")["weight_version"])
+
+    def checksums(self) -> list[dict[str, str]]:
+        """For each rank of the engine, the checksum of every weight, by SGLang's names."""
+        answer = self._run("weights_checker", action="checksum")
+        if not answer["success"]:
+            raise RuntimeError(f"rollout: no checksums: {answer['message']}")
+        return [rank["checksums"] for rank in answer["ranks"]]
+
+    def push(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Serve these weights, the whole model by its Hugging Face names, as `version`.
+
+        Pauses in the mode `retract` and resumes, unless the engine is paused already: then it stays
+        so. Tensors of another dtype are cast to the engine's. Raises ValueError, before anything is
+        touched, for a name, a shape or a version that does not fit or a weight that is missing;
+        RuntimeError when the engine did not take the weights: it then stays paused and refuses to
+        sample until a push succeeds; then `resume`.
+        """
+        tensors = self._complete(dict(_once(named_tensors)))
+        if version == self.version():
+            raise ValueError(f"push: version {version} is being served, give another number")
+        resume = self.paused is None
+        if resume:
+            self.pause("retract")
+        self.fault = f"push: version {version} was not taken over, push again before sampling"
+        try:
+            self._load(tensors)
+            self._verify(tensors)
+            self._run("update_weight_version", new_version=str(version), abort_all_requests=False)
+        except Exception as error:
+            self.fault = f"push: version {version} was not taken over ({error}); push again"
+            raise RuntimeError(self.fault) from error
+        self.fault = None
+        if resume:
+            self.resume()
+
+    def _complete(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        tied = self.config.get("tie_word_embeddings", False)
+        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+        if (
+            tied
+            and embedding in given
+            and not torch.equal(given.setdefault(head, given[embedding]), given[embedding])
+        ):
+            raise ValueError(f"push: {head} differs from {embedding}, but the model ties them")
+        shapes = self.shapes | ({head: self.shapes[embedding]} if tied else {})
+        for name, tensor in given.items():
+            if name not in shapes:
+                raise ValueError(f"push: {name!r} is not a weight of {self.folder.name}")
+            if tuple(tensor.shape) != shapes[name]:
+                raise ValueError(
+                    f"push: {name} has shape {tuple(tensor.shape)}, the model has {shapes[name]}"
+                )
+        missing = sorted(shapes.keys() - given.keys())
+        if missing:
+            raise ValueError(f"push: {len(missing)} weights are missing, the first is {missing[0]}")
+        # detached, and without a larger storage behind a view, which would be sent whole
+        return {k: v.detach().to("cpu", self.dtype).contiguous().clone() for k, v in given.items()}
+
+    def _load(self, tensors: dict[str, Tensor]) -> None:
+        self._accept("begin_weight_update", {})
+        try:
+            for bucket, last in _buckets(tensors):
+                # tensors by value: works across processes and hosts alike
+                payload = base64.b64encode(pickle.dumps(bucket, protocol=4)).decode()
+                self._accept(
+                    "update_weights_from_tensor",
+                    {
+                        "serialized_named_tensors": [payload] * self.tp,
+                        "flush_cache": last and self.paused != "in_place",
+                    },
+                )
+        finally:
+            self._accept("end_weight_update", {})
+
+    def _accept(self, route: str, body: dict[str, Any]) -> None:
+        answer = self._run(route, **body)
+        if not answer["success"]:
+            raise RuntimeError(answer["message"])
+
+    def _verify(self, tensors: dict[str, Tensor]) -> None:
+        ranks, sent = self.checksums(), expected_checksums(tensors, self.config)
+        if self.exact:
+            for rank, found in enumerate(ranks):
+                expected = expected_checksums(tensors, self.config, rank, len(ranks))
+                wrong = [k for k in found.keys() | expected if found.get(k) != expected.get(k)]
+                if wrong:
+                    raise RuntimeError(
+                        f"{len(wrong)} weights in the engine differ from those sent, "
+                        f"the first is {min(wrong)} on rank {rank}"
+                    )
+        elif self._sent:
+            changed = {
+                k: any(a.get(k) != b.get(k) for a, b in zip(ranks, self._held, strict=True))
+                for k in sent
+            }
+            wrong = [k for k in sent if changed[k] != (sent[k] != self._sent[k])]
+            if wrong:
+                raise RuntimeError(
+                    f"{len(wrong)} weights in the engine did not change with those sent, "
+                    f"the first is {min(wrong)}"
+                )
+        self._sent, self._held = sent, ranks
+
+    def _check_start(self) -> None:
+        tensors = self._complete(
+            {name: f.get_tensor(name) for f in _files(self.folder) for name in f.keys()}  # noqa: SIM118
+        )
+        try:
+            try:
+                self._verify(tensors)
+            except RuntimeError:  # SGLang 0.5.23 leaves the head of a tied Qwen3-MoE random
+                self._load(tensors)
+                self._verify(tensors)
+        except RuntimeError as error:
+            self.close()
+            raise RuntimeError(
+                f"rollout: the engine does not hold {self.folder.name} ({error}); "
+                "a layout that SGLang pads or shuffles needs exact=False"
+            ) from error
+
+    def close(self) -> None:
+        """Stop the engine. Answers in flight are lost."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+# --- the weights inside the engine -----------------------------------------------------------------
+
+
+def expected_checksums(
+    tensors: dict[str, Tensor], config: dict[str, Any], rank: int = 0, tp: int = 1
+) -> dict[str, str]:
+    """SGLang's checksum of each of its weights on tensor-parallel rank `rank` of `tp`, when
+    `tensors` are served: sha256 over the bytes of the rows that SGLang fuses into one weight.
+
+    Holds on a CPU with one rank, and with two where SGLang does not pad (it pads experts of 48 channels
+    a rank). Layouts that a GPU kernel shuffles, and expert parallelism, are not covered.
+    """
+    groups: dict[str, list[tuple[tuple[int, int], Tensor]]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        if name == "lm_head.weight" and config.get("tie_word_embeddings") and _shares_head(config):
+            continue
+        fused, order = _fused(name)
+        groups[fused].append((order, _share(name, tensor, config, rank, tp)))
+    sums = {}
+    for fused, parts in groups.items():
+        digest = hashlib.sha256()
+        for _, part in sorted(parts, key=lambda p: p[0]):
+            digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy())
+        sums[fused] = digest.digest()[:8].hex()
+    return sums
+
+
+def _shares_head(config: dict[str, Any]) -> bool:
+    return config["model_type"] != "qwen3_moe"  # SGLang holds two tensors there even when tied
+
+
+def _fused(name: str) -> tuple[str, tuple[int, int]]:
+    """SGLang's name of the weight that holds a Hugging Face one, and the place in it."""
+    stem, _, kind = name.removesuffix(".weight").rpartition(".")
+    if ".experts." in name:
+        stem, _, e = stem.rpartition(".")
+        if kind == "down_proj":
+            return f"{stem}.w2_weight", (int(e), 0)
+        return f"{stem}.w13_weight", (int(e), int(kind == "up_proj"))
+    for fused, parts in (
+        ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+        ("gate_up_proj", ("gate_proj", "up_proj")),
+    ):
+        if kind in parts:
+            return f"{stem}.{fused}.weight", (0, parts.index(kind))
+    return name, (0, 0)
+
+
+def _share(name: str, tensor: Tensor, config: dict[str, Any], rank: int, tp: int) -> Tensor:
+    """The part of a weight on a rank."""
+    kind = name.removesuffix(".weight").rpartition(".")[2]
+    if kind in ("embed_tokens", "lm_head"):  # padded to full rows of 64 tokens
+        padding = torch.zeros(-len(tensor) % 64, *tensor.shape[1:], dtype=tensor.dtype)
+        return torch.cat([tensor, padding]).chunk(tp)[rank]
+    if kind in ("k_proj", "v_proj") and tp > (heads := config["num_key_value_heads"]):
+        return tensor.chunk(heads)[rank * heads // tp]
+    if kind in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+        return tensor.chunk(tp)[rank]
+    if kind in ("o_proj", "down_proj"):
+        return tensor.chunk(tp, dim=1)[rank]
+    return tensor
+
+
+def _files(folder: Path) -> Iterator[safe_open]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"rollout: no safetensors in {folder}")
+    for path in files:
+        with safe_open(path, "pt") as f:
+            yield f
+
+
+def _once(named_tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    seen = set()
+    pairs = named_tensors.items() if hasattr(named_tensors, "items") else named_tensors
+    for name, tensor in pairs:
+        if name in seen:
+            raise ValueError(f"push: {name} was given twice")
+        seen.add(name)
+        yield name, tensor
+
+
+def _buckets(tensors: dict[str, Tensor]) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:
+    bucket, size = [], 0
+    for name, tensor in tensors.items():
+        if bucket and size + tensor.nbytes > BUCKET:
+            yield bucket, False
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    yield bucket, True
+
+
+# --- the engines ------------------------------------------------------------------------------------
+
+
+def defaults(folder: str | Path, dtype: str, **options) -> dict[str, Any]:
+    """SGLang's server arguments: token ids in and out, experts returned, on a CPU if no CUDA."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    arguments = {
+        "model_path": str(folder),
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+        "enable_return_routed_experts": "num_experts_per_tok" in config,
+        "weight_version": "0",
+        "log_level": "error",
+    }
+    if not torch.cuda.is_available():
+        if not any(p.value == "scaleup.cpu:activate" for p in entry_points(group=PLUGINS)):
+            raise RuntimeError(
+                "rollout: SGLang does not see the plugin of simlab, install it again"
+            )
+        arguments |= {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "disable_cuda_graph": True,
+            "max_total_tokens": 8192,
+            "max_running_requests": 16,
+        }
+    return arguments | options
+
+
+PLUGINS = "sglang.srt.plugins"
+
+
+class LocalEngine(Engine):
+    """SGLang's engine as a child of this process. `options` are SGLang's server arguments.
+
+    The main script needs `if __name__ == "__main__":`. If SGLang's scheduler dies, it kills this
+    process, so try what may fail in a process of its own.
+    """
+
+    def __init__(self, folder: str | Path, dtype: str = "float32", exact: bool = True, **options):
+        cpu.prepare()
+        import sglang
+        from sglang.srt.managers import io_struct
+
+        arguments = defaults(folder, dtype, **options)
+        self._sglang, self._io = sglang.Engine(**arguments), io_struct
+        super().__init__(
+            folder,
+            dtype=getattr(torch, dtype),
+            tp=arguments.get("tp_size", 1),
+            radix_cache=not arguments.get("disable_radix_cache", False),
+            exact=exact,
+        )
+        self._check_start()
+
+    async def _call(self, route, body):
+        manager, io = self._sglang.tokenizer_manager, self._io
+        if route == "generate":
+            return await anext(manager.generate_request(io.GenerateReqInput(**body), None))
+        if route == "model_info":
+            return {"weight_version": manager.config_value("weight_version")}
+        if route == "abort_request":
+            manager.abort_request(**body)
+            return {}
+        request, method = REQUESTS[route]
+        found = await getattr(manager, method)(getattr(io, request)(**body))
+        return dict(zip(("success", "message", "ranks"), found or (), strict=False))
+
+    def close(self):
+        super().close()
+        self._sglang.shutdown()
+
+
+REQUESTS = {
+    "pause_generation": ("PauseGenerationReqInput", "pause_generation"),
+    "continue_generation": ("ContinueGenerationReqInput", "continue_generation"),
+    "begin_weight_update": ("BeginWeightUpdateReqInput", "begin_weight_update"),
+    "end_weight_update": ("EndWeightUpdateReqInput", "end_weight_update"),
+    "update_weights_from_tensor": (
+        "UpdateWeightsFromTensorReqInput",
+        "update_weights_from_tensor",
+    ),
+    "update_weight_version": ("UpdateWeightVersionReqInput", "update_weight_version"),
+    "weights_checker": ("CheckWeightsReqInput", "check_weights"),
+}
+
+
+class HttpEngine(Engine):
+    """An SGLang server at `url` (http://host:port) that serves the checkpoint `folder`, untouched
+    until now.
+
+    Raises RuntimeError for an answer that is not 200, with its text.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder: str | Path,
+        process: subprocess.Popen | None = None,
+        exact: bool = True,
+    ):
+        self.url, self._process, self._session = url.rstrip("/"), process, None
+        super().__init__(folder, dtype=torch.float32, tp=1, radix_cache=True, exact=exact)
+        info = self._run("server_info")
+        dtype = info["dtype"]
+        if dtype == "auto":
+            dtype = self.config.get("dtype") or self.config["torch_dtype"]
+        self.dtype = getattr(torch, dtype)
+        self.tp, self.radix_cache = info["tp_size"], not info["disable_radix_cache"]
+        self._check_start()
+
+    async def _call(self, route, body):
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+            )
+        method = "GET" if route.endswith("_info") else "POST"
+        async with self._session.request(method, f"{self.url}/{route}", json=body) as answer:
+            text = await answer.text()
+        try:
+            found = json.loads(text) if text else {}
+        except json.JSONDecodeError:
+            found = {}
+        if answer.status != 200 and "success" not in found:
+            raise RuntimeError(f"rollout: {route} answered {answer.status}: {text[:300]}")
+        return found
+
+    def close(self):
+        if self._session is not None:
+            asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result()
+        super().close()
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+def serve(
+    folder: str | Path,
+    dtype: str = "float32",
+    exact: bool = True,
+    timeout: float = 300.0,
+    **options,
+) -> HttpEngine:
+    """Start a server for `folder` on a free port of this machine; `close()` ends it.
+
+    Raises RuntimeError if it ends or is not up after `timeout` seconds.
+    """
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    arguments = defaults(folder, dtype, host="127.0.0.1", port=port, **options)
+    command = [sys.executable, "-m", "sglang.launch_server"]
+    for name, value in arguments.items():
+        if value is not False and value is not None:
+            command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    process = subprocess.Popen(command, env=os.environ | cpu.env())
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + timeout
+    while process.poll() is None and time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=10).close()
+        except OSError:  # not up yet
+            time.sleep(0.5)
+        else:
+            return HttpEngine(url, folder, process, exact)
+    process.kill()
+    raise RuntimeError(f"rollout: the server for {folder} did not start")
