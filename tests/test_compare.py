@@ -364,3 +364,19 @@ def test_full_disk(tmp_path, monkeypatch, capsys):
     assert stop.value.code == 2
     assert "cannot be written (No space left on device" in capsys.readouterr().err
     assert list((tmp_path / "full" / "cells").iterdir()) == []
+
+
+def test_a_preset_lies_under_the_options():
+    """A preset sets advantage and aggregation, an option wins over it, a wrong name is a sentence."""
+    chosen = parse_compare(["--preset", "dr_grpo"]).settings.training
+    assert (chosen.advantage, chosen.aggregation) == ("dr_grpo", "seq_mean_token_sum_norm")
+    mixed = parse_compare(["--preset", "dapo", "--advantage", "rloo"]).settings.training
+    assert (mixed.advantage, mixed.aggregation) == ("rloo", "token_mean")
+    with pytest.raises(ValueError, match="no preset 'grop'; there are dapo"):
+        parse_compare(["--preset", "grop"])
+
+
+def test_a_worker_leaves_with_its_parent():
+    """A worker whose parent is gone before it starts exits by itself: it was told who that is."""
+    code = "import os, time; from simlab.pool import _worker; _worker(os.getppid() + 1); time.sleep(60)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 1
