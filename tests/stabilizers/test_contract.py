@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from batches import by_response, graded, ragged, tokens
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from oracles import ORACLES
 
 from simlab.arguments import required
@@ -58,8 +56,6 @@ def label(case):
 
 
 every = pytest.mark.parametrize("case", CASES, ids=label)
-few = settings(max_examples=2, deadline=None, derandomize=True, database=None)
-seeds = st.integers(0, 2**31)
 
 
 def method(case):
@@ -90,17 +86,16 @@ def test_every_method_is_tested():
     ],
     ids=["response", "token", "one-token", "one-response"],
 )
-@few
-@given(seed=seeds)
-def test_value_and_gradient_are_those_of_the_formula(case, make, seed):
+def test_value_and_gradient_are_those_of_the_formula(case, make):
     """S and the closed-form gradient weight of the numpy oracle, on active tokens."""
-    b = make(seed)
-    out, grad = graded(method(case), b)
-    short = {"logp_mu": "mu", "logp_prox": "prox", "advantage": "A"}
-    only = {short.get(name, name): x[b.mask].numpy() for name, x in held(b)}
-    S, weight = ORACLES[case[0]](SimpleNamespace(**only), **case[1])
-    np.testing.assert_allclose(out.S[b.mask].detach(), S, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(grad[b.mask], weight, rtol=1e-10, atol=1e-12)
+    for seed in (1, 2):
+        b = make(seed)
+        out, grad = graded(method(case), b)
+        short = {"logp_mu": "mu", "logp_prox": "prox", "advantage": "A"}
+        only = {short.get(name, name): x[b.mask].numpy() for name, x in held(b)}
+        S, weight = ORACLES[case[0]](SimpleNamespace(**only), **case[1])
+        np.testing.assert_allclose(out.S[b.mask].detach(), S, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(grad[b.mask], weight, rtol=1e-10, atol=1e-12)
 
 
 # ---------------------------------------------------------------- errors

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from batches import ragged
 
 from simlab.aggregate import seq_mean_token_mean, token_mean
+from simlab.batches import ragged
 from simlab.fused import fuse, terms
 from simlab.stabilizers import STABILIZERS, bind, required
 
