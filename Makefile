@@ -31,23 +31,25 @@ benchmark: $(PEERS)/ready  ## speed, as ratios within one process
 	$(PEERS)/bin/python benchmarks/logits.py
 
 # torch first and pinned, the CPU build where one is on offer: a resolver left alone takes the newest, with CUDA
+define environment
+$(PYTHON) -m venv $(1)
+$(1)/bin/pip install --quiet "torch==2.13.0+cpu" || $(1)/bin/pip install --quiet "torch==2.13.0"
+endef
+
 $(VENV)/ready: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "torch==2.13.0+cpu" || $(BIN)/pip install --quiet "torch==2.13.0"
+	$(call environment,$(VENV))
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@
 
 $(PEERS)/ready: pyproject.toml $(FIELD)/requirements.txt $(FIELD)/requirements-nodeps.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet "torch==2.13.0+cpu" || $(PEERS)/bin/pip install --quiet "torch==2.13.0"
+	$(call environment,$(PEERS))
 	$(PEERS)/bin/pip install --quiet -r $(FIELD)/requirements.txt
 	$(PEERS)/bin/pip install --quiet --no-deps -r $(FIELD)/requirements-nodeps.txt
 	$(PEERS)/bin/pip install --quiet --editable ".[dev]"
 	touch $@
 
 $(ENGINES)/ready: pyproject.toml scaleup/requirements-cpu.txt scaleup/requirements-cpu-nodeps.txt
-	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/pip install --quiet "torch==2.13.0+cpu" || $(ENGINES)/bin/pip install --quiet "torch==2.13.0"
+	$(call environment,$(ENGINES))
 	$(ENGINES)/bin/pip install --quiet -r scaleup/requirements-cpu.txt
 	$(ENGINES)/bin/pip install --quiet --no-deps -r scaleup/requirements-cpu-nodeps.txt
 	$(ENGINES)/bin/pip install --quiet --editable ".[dev]"

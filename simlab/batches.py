@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from simlab.aggregate import AGGREGATIONS
 from simlab.stabilizers import Stabilizer
-from simlab.tokens import OPTIONAL, TOP, Surrogate, TokenBatch
+from simlab.tokens import TOP, Surrogate, TokenBatch
 
 SIZES = (1, 7, 2, 1, 4, 12, 3)  # tokens of each response; response 2 has d = 0 on both tokens
 INTEGER = ("response", "age", "stratum")
@@ -66,19 +66,18 @@ def ragged(
     )
     order = rand(shape).argsort(-1)
     top = order.unsqueeze(-1).expand(*shape, 2)
-    put = {name: x.gather(-2, top) if name in TOP else x.gather(-1, order) for name, x in held(b)}
+    put = {
+        name: x.gather(-2, top) if name in TOP else x.gather(-1, order)
+        for name, x in b.held().items()
+    }
     return cast(replace(b, **put), dtype)
-
-
-def held(b: TokenBatch) -> list[tuple[str, Tensor]]:
-    """(name, tensor) of the fields that b has."""
-    found = [(f.name, getattr(b, f.name)) for f in fields(b)[:-1]]
-    return [(name, x) for name, x in found if x is not None]
 
 
 def cast(b: TokenBatch, dtype: torch.dtype) -> TokenBatch:
     """The same batch with its float fields in another dtype."""
-    return replace(b, **{name: x.to(dtype) for name, x in held(b) if x.is_floating_point()})
+    return replace(
+        b, **{name: x.to(dtype) for name, x in b.held().items() if x.is_floating_point()}
+    )
 
 
 def graded(bound: Stabilizer, b: TokenBatch, **stats) -> tuple[Surrogate, Tensor]:
@@ -98,14 +97,6 @@ def aggregate(how: str, S: Tensor, b: TokenBatch) -> tuple[Tensor, Tensor]:
     """(sum, count) by a named aggregation; horizon 7 where one is needed."""
     extra = {"horizon": 7} if how == "seq_mean_token_sum_norm" else {}
     return AGGREGATIONS[how](S, b, **extra)
-
-
-def nothing(shape: Sequence[int]) -> TokenBatch:
-    """Nothing active, NaN everywhere."""
-    x, i = torch.full(shape, torch.nan), torch.zeros(shape, dtype=torch.int64) - 1
-    optional = dict.fromkeys(OPTIONAL, x) | {"age": i, "stratum": i}
-    optional |= dict.fromkeys(TOP, torch.full((*shape, 2), torch.nan))
-    return TokenBatch(x, x, x, torch.zeros(shape, dtype=torch.bool), i, **optional)
 
 
 def extreme(anchor: float, dtype: torch.dtype) -> TokenBatch:

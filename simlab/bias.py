@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simlab.sample import Answers, full_distribution
 from simlab.stabilizers import STABILIZERS, bind
-from simlab.tokens import TokenBatch, log_ratio
+from simlab.tokens import OPTIONAL, TokenBatch, log_ratio
 from theory.tables import prefixes
 
 V, T, ASCENT, COPIES = 3, 3, 1.0, 10_000
@@ -62,29 +63,23 @@ def batch(
     """Every token of every answer as one batch, and the probability mu(y) of each answer."""
     p_mu = mu.sum(-1).exp()
     A = (R - (p_mu * R).sum()).unsqueeze(-1).expand(V**T, T)
-    logp, logp_mu = log_probs(theta), mu
-    state = torch.zeros(int(slots().max()) + 1, dtype=mu.dtype)
-    tables = [state.index_put((slots(),), x.detach()).view(-1, V) for x in (logp, logp_mu)]
-    at = (slots() // V).flatten()
-    p, m = (x.exp() for x in tables)
-    first = tables[1].argmax(-1)
-    itself = first[at] == (slots() % V).flatten()
-    top = [torch.where(itself, -torch.inf, x[at, first[at]]).unsqueeze(-1) for x in tables]
+    slot, logp = slots().flatten(), log_probs(theta).flatten()
+    tables = [
+        torch.empty(len(theta), dtype=mu.dtype).index_put((slot,), x).view(1, -1, V)
+        for x in (logp.detach(), mu.flatten())
+    ]
+    answers = Answers(slot.unsqueeze(0), R)
+    seen = full_distribution(tuple(OPTIONAL), answers, *tables, T)
     b = TokenBatch(
-        logp=logp.flatten(),
-        logp_mu=logp_mu.flatten(),
+        logp=logp,
+        logp_mu=mu.flatten(),
         advantage=A.flatten(),
         mask=torch.ones(V**T * T, dtype=torch.bool),
         response=torch.arange(V**T).repeat_interleave(T),
         logp_prox=log_probs(start).flatten(),
-        entropy_mu=-(m * tables[1]).sum(-1)[at],
-        gini_mu=1 - (m * m).sum(-1)[at],
-        tv=(p - m).abs().sum(-1)[at] / 2,
         age=torch.full((V**T * T,), age),
-        stratum=torch.arange(T).repeat(V**T),
-        uniform=torch.from_numpy(np.random.default_rng(12).random(V**T * T)),
-        topk=top[0],
-        topk_mu=top[1],
+        uniform=torch.from_numpy(np.random.default_rng(12).random(len(slot))),
+        **{name: x.squeeze(0) for name, x in seen.items()},
     )
     return b, p_mu
 

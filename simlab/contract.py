@@ -21,12 +21,10 @@ from simlab.batches import (
     cast,
     extreme,
     graded,
-    held,
-    nothing,
     ragged,
 )
 from simlab.stabilizers import Stabilizer
-from simlab.tokens import OPTIONAL, TOP
+from simlab.tokens import OPTIONAL, TOP, nothing
 
 
 class BrokenPromise(ValueError):
@@ -64,7 +62,7 @@ def lanes(bound: Stabilizer) -> None:
     out, grad = graded(bound, b)
     shown = reduce_diagnostics(b, out.diagnostics)
     for i, j in ((0, 0), (0, 2), (1, 1)):
-        lane = replace(b, **{name: x[i, j] for name, x in held(b)})
+        lane = replace(b, **{name: x[i, j] for name, x in b.held().items()})
         alone, alone_grad = graded(bound, lane)
         _close(out.S[i, j].detach(), alone.S.detach(), "S of a lane depends on the other lanes")
         _close(grad[i, j], alone_grad, "the gradient of a lane depends on the other lanes")
@@ -90,7 +88,7 @@ def masked(bound: Stabilizer) -> None:
     shown = reduce_diagnostics(clean, want.diagnostics)
     for garbage in (torch.nan, torch.inf, -torch.inf, 1e30):
         dirty = {}
-        for name, x in held(clean):
+        for name, x in clean.held().items():
             mask = clean.mask.unsqueeze(-1) if name in TOP else clean.mask
             if name != "mask":
                 dirty[name] = torch.where(mask, x, -1 if name in INTEGER else garbage)
@@ -140,7 +138,7 @@ def micro_batches(bound: Stabilizer) -> None:
 def empty(bound: Stabilizer) -> None:
     """A batch without active tokens has loss 0, gradient 0, count 0 and no NaN, even over NaN."""
     for shape in ((0,), (2, 0), (6,), (2, 6)):
-        b = nothing(shape)
+        b = nothing(*shape)
         logp = b.logp.clone().requires_grad_()
         out = bound(replace(b, logp=logp))
         for how in AGGREGATIONS:
@@ -191,7 +189,9 @@ def constants(bound: Stabilizer) -> None:
     """Every field but logp is a constant of the objective: no gradient reaches it."""
     b = ragged(7)
     stats = bound.stats([b])
-    leaves = {name: x.clone().requires_grad_() for name, x in held(b) if x.is_floating_point()}
+    leaves = {
+        name: x.clone().requires_grad_() for name, x in b.held().items() if x.is_floating_point()
+    }
     out = bound.surrogate(replace(b, **leaves), **stats)
     grads = torch.autograd.grad(out.S.sum(), list(leaves.values()), allow_unused=True)
     for name, grad in zip(leaves, grads, strict=True):

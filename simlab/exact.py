@@ -43,6 +43,11 @@ def total_variation(p: Tensor, m: Tensor) -> Tensor:
     return (p - m).abs().sum(-1) / 2
 
 
+def entropy(logp: Tensor) -> Tensor:
+    """-sum_a p log p in nats over the last axis; a token with log-prob -inf adds 0."""
+    return -torch.where(logp > -torch.inf, logp.exp() * logp, 0).sum(-1)
+
+
 def evaluate(world: World, logp: Tensor, logp_mu: Tensor) -> dict[str, Tensor]:
     """The improvement bound and the truth, for pi and mu given as log-prob tables.
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from simlab.arguments import check_name, required, settable
+from simlab.arguments import required, settable
 from simlab.batches import graded, ragged
-from simlab.stabilizers import STABILIZERS, Stabilizer, bind, needs
+from simlab.stabilizers import STABILIZERS, Stabilizer, bind, needs, parts
 from simlab.tokens import log_ratio, on_mask, ratio
 
 GUESS = 0.5  # for an argument without a published value, here only
@@ -43,7 +43,7 @@ HEADER = Card(
 
 def card(name: str) -> Card:
     """The card of a registered method. Raises ValueError for an unknown name."""
-    missing = [x for part in _parts(name) for x in required(part)]
+    missing = [x for function in parts(name).values() for x in required(function)]
     stabilizer = bind(name, **dict.fromkeys(missing, GUESS))
     doc = cleandoc(STABILIZERS[name].__doc__ or f"{name}: no docstring.")
     first, _, rest = doc.partition("\n")
@@ -62,16 +62,10 @@ def card(name: str) -> Card:
     )
 
 
-def _parts(name: str) -> list:
-    check_name("stabilizer", name, STABILIZERS)
-    module = STABILIZERS[name]
-    return [f for f in (module.surrogate, getattr(module, "whole_batch", None)) if f]
-
-
 def arguments(name: str) -> list[str]:
     """`name=default` of every hyper-parameter; "required" where none was ever published."""
     found = {}
-    for function in _parts(name):
+    for function in parts(name).values():
         for key in settable(function):
             default = signature(function).parameters[key].default
             found[key] = "required" if default is Parameter.empty else default

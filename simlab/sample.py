@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from simlab.exact import entropy, total_variation
 from simlab.tasks.world import World
 from simlab.tokens import TokenBatch
 
@@ -81,20 +82,19 @@ def full_distribution(
     """
     V = logp.shape[-1]
     slot = answers.slot
-    rows = [x.flatten(1, -2) for x in (logp, logp_mu)]  # [L, states, V]
+    rows = pi, mu = [x.flatten(1, -2) for x in (logp, logp_mu)]  # [L, states, V]
     at = slot // V
-    p, m = (x.exp() for x in rows)
-    state = {
-        "entropy_mu": lambda: -torch.where(m > 0, m * rows[1], 0).sum(-1),
-        "gini_mu": lambda: 1 - (m * m).sum(-1),
-        "tv": lambda: (p - m).abs().sum(-1) / 2,
+    of_state = {
+        "entropy_mu": lambda: entropy(mu),
+        "gini_mu": lambda: 1 - mu.exp().square().sum(-1),
+        "tv": lambda: total_variation(pi.exp(), mu.exp()),
     }
-    found = {name: f().gather(-1, at) for name, f in state.items() if name in wanted}
+    found = {name: f().gather(-1, at) for name, f in of_state.items() if name in wanted}
     if "stratum" in wanted:
         found["stratum"] = (torch.arange(slot.shape[-1]) % horizon).expand(slot.shape)
     if "topk" in wanted:
         K = min(TOP_K, V - 1)
-        likeliest = rows[1].topk(K, -1).indices
+        likeliest = mu.topk(K, -1).indices
         index = at.unsqueeze(-1).expand(*at.shape, K)
         token = likeliest.gather(-2, index)
         itself = token == (slot % V).unsqueeze(-1)

@@ -19,6 +19,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from simlab.exact import entropy
 from simlab.token_log import PER_TOKEN, SCHEMA, check, flat
 from simlab.tokens import TokenBatch, widen
 
@@ -127,8 +128,7 @@ def simulator_rows(
     """
     L, P, G = reward.shape
     V = logp.shape[-1]
-    rows = logp.detach().flatten(1, -2)  # [L, states, V]
-    entropy = -torch.where(rows > -torch.inf, rows.exp() * rows, 0).sum(-1)
+    of_state = entropy(logp.detach().flatten(1, -2))  # [L, states]
     return from_batch(
         b,
         step=step,
@@ -139,7 +139,7 @@ def simulator_rows(
         lanes=seeds,
         trainer_logprobs_step=b.logp,
         trainer_logprobs_before=logp_rollout.flatten(1).gather(-1, slot),
-        entropy=entropy.gather(-1, slot // V),
+        entropy=of_state.gather(-1, slot // V),
     )
 
 

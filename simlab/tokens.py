@@ -38,8 +38,8 @@ TOP = ("topk", "topk_mu")  # [..., N, K]; everything else is [..., N]
 class TokenBatch:
     """Sampled tokens of one optimizer batch, or of one micro-batch of it.
 
-    Every field is `[..., N]` (the top-k pair `[..., N, K]`). `mask` is True on tokens that the policy sampled and may learn from;
-    what stands elsewhere is never read. Example, one response of two tokens and a pad:
+    Every field is `[..., N]` (the top-k pair `[..., N, K]`). `mask` is True on tokens that the policy
+    sampled and may learn from; what stands elsewhere is never read. Example, one response of two tokens and a pad:
     `TokenBatch(logp=tensor([-1., -2., 0.]), logp_mu=tensor([-1.1, -2., 0.]),
     advantage=tensor([1., 1., 0.]), mask=tensor([True, True, False]),
     response=tensor([0, 0, 0]))`.
@@ -66,14 +66,11 @@ class TokenBatch:
     n_responses: int | None = None  # 1 + the largest response index; found when not given
 
     def __post_init__(self):
-        for field in fields(self)[:-1]:
-            value = getattr(self, field.name)
-            if value is None:
-                continue
-            shape = value.shape[:-1] if field.name in TOP else value.shape
+        for name, value in self.held().items():
+            shape = value.shape[:-1] if name in TOP else value.shape
             if shape != self.logp.shape:
                 raise ValueError(
-                    f"TokenBatch.{field.name} has shape {tuple(value.shape)}, "
+                    f"TokenBatch.{name} has shape {tuple(value.shape)}, "
                     f"logp has {tuple(self.logp.shape)}"
                 )
         if self.mask.dtype != torch.bool:
@@ -85,6 +82,11 @@ class TokenBatch:
             top = int(used.max()) + 1 if used.numel() else 0
             object.__setattr__(self, "n_responses", max(top, 1))
 
+    def held(self) -> dict[str, Tensor]:
+        """The fields that this batch has, by name."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)[:-1]}
+        return {name: x for name, x in found.items() if x is not None}
+
     def need(self, name: str, method: str) -> Tensor:
         """An optional field, or a ValueError that says which method wanted it."""
         value = getattr(self, name)
@@ -95,12 +97,7 @@ class TokenBatch:
     def take(self, index: Tensor) -> TokenBatch:
         """The tokens at `index` `[K]` of the last axis: a micro-batch, a shard, a permutation."""
         axis = self.logp.dim() - 1
-        chosen = {
-            f.name: getattr(self, f.name).index_select(axis, index)
-            for f in fields(self)[:-1]
-            if getattr(self, f.name) is not None
-        }
-        return replace(self, **chosen)
+        return replace(self, **{k: x.index_select(axis, index) for k, x in self.held().items()})
 
     def screen(self) -> tuple[TokenBatch, dict[str, Tensor]]:
         """Take tokens with a non-finite number out of the mask, and count them by field.
@@ -109,13 +106,20 @@ class TokenBatch:
         a log) screens first and reports the counts `[...]`; a token bad in two fields counts twice.
         """
         counts, mask = {}, self.mask
-        for field in fields(self)[:-1]:
-            name, value = field.name, getattr(self, field.name)
-            if value is not None and value.is_floating_point() and name not in TOP:
+        for name, value in self.held().items():
+            if value.is_floating_point() and name not in TOP:
                 bad = self.mask & ~torch.isfinite(value)
                 counts[name] = bad.sum(-1)
                 mask = mask & ~bad
         return replace(self, mask=mask), counts
+
+
+def nothing(*shape: int) -> TokenBatch:
+    """A batch `[*shape]` with every field and no active token: NaN everywhere, -1 in integers."""
+    x, i = torch.full(shape, torch.nan), torch.full(shape, -1)
+    optional = dict.fromkeys(OPTIONAL, x) | {"age": i, "stratum": i}
+    optional |= dict.fromkeys(TOP, torch.full((*shape, 2), torch.nan))
+    return TokenBatch(x, x, x, torch.zeros(shape, dtype=torch.bool), i, **optional)
 
 
 class Diagnostic(NamedTuple):
@@ -168,6 +172,12 @@ def widen(x: Tensor) -> Tensor:
 def on_mask(b: TokenBatch, x: Tensor) -> Tensor:
     """x in at least float32 where the mask is True, 0 elsewhere (value and gradient)."""
     return torch.where(b.mask, widen(x), 0.0)
+
+
+def weighted(b: TokenBatch, w: Tensor, diagnostics: dict[str, Diagnostic]) -> Surrogate:
+    """S = sg[w] log pi, the policy-gradient form: w `[..., N]`, 0 where masked or dropped, is the
+    gradient weight."""
+    return Surrogate(w * on_mask(b, b.logp), w != 0, diagnostics)
 
 
 def log_ratio(b: TokenBatch, num: Tensor | None = None, den: Tensor | None = None) -> Tensor:

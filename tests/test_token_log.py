@@ -12,7 +12,7 @@ import torch
 
 from simlab import train as loop
 from simlab.aggregate import mean, token_mean
-from simlab.batches import cast, held, ragged
+from simlab.batches import cast, ragged
 from simlab.config import Config, Training, WorldSpec
 from simlab.noise.replay import read_pairs
 from simlab.stabilizers import bind
@@ -41,7 +41,7 @@ def in_order(b):
         index = order.unsqueeze(-1).expand(*order.shape, 2) if x.dim() > order.dim() else order
         return x.gather(order.dim() - 1, index)
 
-    return replace(b, **{name: pick(x) for name, x in held(b)})
+    return replace(b, **{name: pick(x) for name, x in b.held().items()})
 
 
 def rows_of(b, step=7, **more):

@@ -8,7 +8,7 @@ cluster share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -17,11 +17,9 @@ from inspect import signature
 from pathlib import Path
 from types import ModuleType
 
-import torch
-
 from simlab.arguments import check_arguments, check_name, required, settable
 from simlab.quantile import Reduce
-from simlab.tokens import OPTIONAL, TOP, Surrogate, TokenBatch
+from simlab.tokens import OPTIONAL, Surrogate, TokenBatch, nothing
 
 NAMES = (
     "asympo",
@@ -87,23 +85,29 @@ class Stabilizer:
         return self.surrogate(b, **self.stats([b]))
 
 
+def parts(name: str) -> dict[str, Callable]:
+    """`surrogate` and, if it has one, `whole_batch` of a method. ValueError for an unknown name."""
+    check_name("stabilizer", name, STABILIZERS)
+    found = {part: getattr(STABILIZERS[name], part, None) for part in ("surrogate", "whole_batch")}
+    return {part: function for part, function in found.items() if function}
+
+
 def bind(name: str, **arguments) -> Stabilizer:
     """A stabilizer by name with hyper-parameters.
 
     Raises ValueError in one sentence for an unknown name, an unknown argument or an impossible value.
     """
-    check_name("stabilizer", name, STABILIZERS)
-    parts = {part: getattr(STABILIZERS[name], part, None) for part in ("surrogate", "whole_batch")}
-    own = {part: settable(function) for part, function in parts.items() if function}
+    functions = parts(name)
+    own = {part: settable(function) for part, function in functions.items()}
     check_arguments(name, own["surrogate"] | own.get("whole_batch", {}), arguments)
-    if missing := {x for part in own for x in required(parts[part])} - arguments.keys():
+    if missing := {x for f in functions.values() for x in required(f)} - arguments.keys():
         raise ValueError(f"{name} needs {', '.join(sorted(missing))}, which has no published value")
     split = {
-        part: partial(parts[part], **{k: v for k, v in arguments.items() if k in known})
+        part: partial(functions[part], **{k: v for k, v in arguments.items() if k in known})
         for part, known in own.items()
     }
     bound = Stabilizer(name, arguments, split["surrogate"], split.get("whole_batch"))
-    bound(_empty())  # the modules check their own values
+    bound(nothing(0))  # the modules check their own values
     return bound
 
 
@@ -138,17 +142,10 @@ def load(path: Path) -> str:
 
 def needs(stabilizer: Stabilizer) -> tuple[str, ...]:
     """The optional fields that a stabilizer reads with its arguments, found by leaving each out."""
-    found, b = [], _empty()
+    found, b = [], nothing(0)
     for name in OPTIONAL:
         try:
             stabilizer(replace(b, **{name: None}))
         except ValueError:
             found.append(name)
     return tuple(found)
-
-
-def _empty() -> TokenBatch:
-    x, i = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
-    optional = dict.fromkeys(OPTIONAL, x) | {"age": i, "stratum": i}
-    optional |= dict.fromkeys(TOP, torch.zeros(0, 1))
-    return TokenBatch(x, x, x, x.bool(), i, **optional)

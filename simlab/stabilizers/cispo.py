@@ -10,7 +10,7 @@ Gradient weight on grad log pi: clip(r) A. The weight is capped, and every token
 from __future__ import annotations
 
 from simlab.stabilizers.ppo import check_radii
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio, weighted
 
 
 def surrogate(b: TokenBatch, *, eps_low: float = 1.0, eps_high: float = 0.2) -> Surrogate:
@@ -19,4 +19,4 @@ def surrogate(b: TokenBatch, *, eps_low: float = 1.0, eps_high: float = 0.2) -> 
     r, A = ratio(log_ratio(b).detach()), on_mask(b, b.advantage)
     W = r.clamp(1 - eps_low, 1 + eps_high)
     shown = {"capped": Diagnostic(lambda: r > 1 + eps_high, "mean")}
-    return Surrogate(W * A * on_mask(b, b.logp), W * A != 0, shown)
+    return weighted(b, W * A, shown)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from simlab.stabilizers.ppo import check_radii, clipped
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio, weighted
 
 DELTA = {"tv": 0.2, "kl": 0.05, "topk_tv": 0.2, "topk_kl": 0.05}
 REST = 1e-12
@@ -82,8 +82,8 @@ def surrogate(
         raise ValueError(f"dppo: cap must be above 0, got {cap}")
     if form not in ("pg", "ppo"):
         raise ValueError(f"dppo: form must be pg or ppo, got {form!r}")
-    A, logp, logm = (on_mask(b, x) for x in (b.advantage, b.logp, b.logp_mu))
-    d, p = log_ratio(b), logp.detach()
+    A, p, logm = (on_mask(b, x) for x in (b.advantage, b.logp.detach(), b.logp_mu))
+    d = log_ratio(b)
     if divergence in ("tv", "kl"):
         D = binary(divergence, p, logm)
     else:
@@ -103,4 +103,4 @@ def surrogate(
         return Surrogate(S, active, shares)
     shares = {"clip_high": up, "clip_low": down, "capped": lambda: ratio(x) > cap}
     shown = {name: Diagnostic(share, "mean") for name, share in shares.items()}
-    return Surrogate(W * A * logp, W * A != 0, shown)
+    return weighted(b, W * A, shown)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from simlab.stabilizers.ppo import check_radii
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio, weighted
 
 
 def surrogate(
@@ -30,4 +30,4 @@ def surrogate(
     W = torch.where(up | down, 0.0, r.clamp(max=cap))
     shares = {"clip_high": up, "clip_low": down, "capped": r > cap}
     shown = {name: Diagnostic(x, "mean") for name, x in shares.items()}
-    return Surrogate(W * A * on_mask(b, b.logp), W * A != 0, shown)
+    return weighted(b, W * A, shown)

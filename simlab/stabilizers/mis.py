@@ -51,9 +51,9 @@ def surrogate(
         raise ValueError(f"mis: veto must lie in (0, 1), got {veto}")
     prox = b.need("logp_prox", "mis").detach()
     k = log_ratio(b, num=prox)
-    x = {"token": lambda: k, "sequence": lambda: sequence_log_ratio(b, k)}.get(
-        level, lambda: response_means(b, k)
-    )()
+    x = k
+    if level != "token":
+        x = sequence_log_ratio(b, k) if level == "sequence" else response_means(b, k)
     keep = in_band(x, low, high)
     if veto is not None:
         bad = response_sums(b, (k < math.log(veto)).to(k.dtype))

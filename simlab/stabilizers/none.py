@@ -7,10 +7,9 @@ Gradient weight on grad log pi: A. Rollout log-probs are not read.
 
 from __future__ import annotations
 
-from simlab.tokens import Surrogate, TokenBatch, on_mask
+from simlab.tokens import Surrogate, TokenBatch, on_mask, weighted
 
 
 def surrogate(b: TokenBatch) -> Surrogate:
     """No hyper-parameters."""
-    A = on_mask(b, b.advantage)
-    return Surrogate(A * on_mask(b, b.logp), A != 0, {})
+    return weighted(b, on_mask(b, b.advantage), {})

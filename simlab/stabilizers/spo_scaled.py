@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from simlab.tokens import Surrogate, TokenBatch, on_mask
+from simlab.tokens import Surrogate, TokenBatch, on_mask, weighted
 
 
 def surrogate(b: TokenBatch, *, alpha: float) -> Surrogate:
@@ -19,5 +19,4 @@ def surrogate(b: TokenBatch, *, alpha: float) -> Surrogate:
     if not 0 < alpha <= 1:
         raise ValueError(f"spo_scaled: alpha must lie in (0, 1], got {alpha}")
     A = on_mask(b, b.advantage)
-    w = torch.where(A < 0, alpha * A, A)
-    return Surrogate(w * on_mask(b, b.logp), w != 0, {})
+    return weighted(b, torch.where(A < 0, alpha * A, A), {})

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from simlab.batch_stats import response_sums, to_tokens
 from simlab.stabilizers.ppo import check_radii, clipped
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio, weighted
 
 
 def sequence_log_ratio(b: TokenBatch, d: Tensor) -> Tensor:
@@ -55,6 +55,6 @@ def surrogate(
     shown = {"capped": Diagnostic(W > cap, "mean")}
     W = W.clamp(max=cap)
     if form == "pg":
-        return Surrogate(W * A * on_mask(b, b.logp), W * A != 0, shown)
+        return weighted(b, W * A, shown)
     out = clipped(log_ratio(b, den=prox), A, 1 - eps_low, 1 + eps_high, W)
     return Surrogate(out.S, out.active, out.diagnostics | shown)

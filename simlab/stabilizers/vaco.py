@@ -17,7 +17,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from simlab.batch_stats import global_counts, response_means
+from simlab.batch_stats import response_means
 from simlab.quantile import Reduce
 from simlab.stabilizers.ppo import clipped
 from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
@@ -34,8 +34,9 @@ def whole_batch(
     """{"D": `[...]`}, half the mean of |r - 1| over micro-batches and, through `reduce`, ranks."""
     batches = list(batches)
     total = sum(distance(b).double().sum(-1) for b in batches)
-    total = reduce(total) if reduce else total
-    return {"D": total / global_counts(batches, reduce)["tokens"].clamp(min=1)}
+    n = sum(b.mask.sum(-1) for b in batches)
+    total, n = (reduce(x) if reduce else x for x in (total, n))
+    return {"D": total / n.clamp(min=1)}
 
 
 def surrogate(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from simlab.batch_stats import response_lengths, response_sums, to_tokens
 from simlab.quantile import Reduce
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio, weighted
 
 POWER = {"sqrt": 0.5, "linear": 1.0}
 
@@ -73,4 +73,4 @@ def surrogate(
     )
     w = torch.where(b.mask, w * (on_mask(b, b.advantage) - shift), 0.0)
     shown = {"lr_factor": Diagnostic(lr_factor, "min"), "baseline": Diagnostic(shift, "max")}
-    return Surrogate(w * on_mask(b, b.logp), w != 0, shown)
+    return weighted(b, w, shown)

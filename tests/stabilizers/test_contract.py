@@ -15,7 +15,6 @@ from oracles import ORACLES
 
 from simlab.arguments import required
 from simlab.batch_stats import global_counts, response_lengths
-from simlab.batches import held
 from simlab.contract import check
 from simlab.stabilizers import STABILIZERS, bind
 from simlab.tokens import OPTIONAL, TOP
@@ -92,7 +91,7 @@ def test_value_and_gradient_are_those_of_the_formula(case, make):
         b = make(seed)
         out, grad = graded(method(case), b)
         short = {"logp_mu": "mu", "logp_prox": "prox", "advantage": "A"}
-        only = {short.get(name, name): x[b.mask].numpy() for name, x in held(b)}
+        only = {short.get(name, name): x[b.mask].numpy() for name, x in b.held().items()}
         S, weight = ORACLES[case[0]](SimpleNamespace(**only), **case[1])
         np.testing.assert_allclose(out.S[b.mask].detach(), S, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(grad[b.mask], weight, rtol=1e-10, atol=1e-12)
