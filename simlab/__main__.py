@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from simlab.advantages import PRESETS
 from simlab.arguments import check_name
-from simlab.config import Config, ConfigError, Strict
+from simlab.config import Config, ConfigError, RunError, Strict
 from simlab.experiments import EXPERIMENTS
 
 QUICK = {"lags": ("1", "8"), "seeds": 8, "training": {"steps": 60}}
@@ -43,6 +43,8 @@ class Compare(Strict):
     """Run folder, runs/<experiment> by default (runs/<experiment>-quick with --quick)."""
     workers: Annotated[int, Field(ge=1, le=256)] = os.cpu_count() or 1
     """Processes, one thread each."""
+    token_log: Path | None = None
+    """Folder for every sampled token of the logged steps (docs/token_log.md), a folder an arm, lag and block of seeds. Cells that are finished already write none."""
     settings: Annotated[Config, tyro.conf.arg(name="")] = Config()
 
 
@@ -67,13 +69,20 @@ def main(arguments: list[str] | None = None) -> None:
 def run_compare(words: list[str]) -> None:
     """`simlab compare`."""
     options = parse_compare(words)
-    from simlab.compare import RunError, compare  # after parsing: a wrong option answers at once
+    from simlab.compare import compare  # after parsing: a wrong option answers at once
 
     name = options.experiment + ("-quick" if options.quick else "")
     out = options.out or Path("runs") / name
     try:
         with progress_bar(f"simlab compare {name}") as progress:
-            table = compare(options.settings, options.experiment, out, options.workers, progress)
+            table = compare(
+                options.settings,
+                options.experiment,
+                out,
+                options.workers,
+                progress,
+                options.token_log,
+            )
     except RunError as error:
         _stop(str(error))
     except KeyboardInterrupt:

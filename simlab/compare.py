@@ -10,22 +10,24 @@ meets old cells, and rerunning with the same seeds rewrites every file byte for 
 from __future__ import annotations
 
 import hashlib
-import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import quote
 
 import polars as pl
 import tomli_w
 
-from simlab.config import Cell, Config
+from simlab.config import Cell, Config, RunError
 from simlab.experiments import EXPERIMENTS
-from simlab.page import write
-from simlab.pool import RunError, in_pool, in_process
+from simlab.page import commit, write
+from simlab.pool import Logs, TokenLog, in_pool, in_process
 from simlab.report import write_report
 from simlab.summary import summarize
+from simlab.token_log import read
 
 # These may change in a folder that has results: finished cells are reused and kept, and the tables,
 # the figures and the report are written anew for the methods, lags and seeds of the latest call.
@@ -38,10 +40,12 @@ def compare(
     out: Path,
     workers: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    token_log: Path | None = None,
 ) -> pl.DataFrame:
     """Run what is missing, write the run folder, return the summary table.
 
-    `progress(done, total)` hears of every finished cell. Raises RunError for a folder that cannot be
+    `progress(done, total)` hears of every finished cell. In `token_log`, if given, every cell that is
+    run writes its token log, in a folder of its own. Raises RunError for a folder that cannot be
     written or holds another run, KeyboardInterrupt after a stop (finished cells are kept).
     """
     provenance = {"version": version("simlab"), "commit": commit()}
@@ -51,7 +55,15 @@ def compare(
     cells = {cell.key(code): cell for cell in config.cells()}
     try:
         _open_folder(out, config, experiment)
-        _run_missing(cells, out / "cells", workers, progress)
+        missing = {k: c for k, c in cells.items() if not _finished(out / "cells" / f"{k}.parquet")}
+        logs = {} if token_log is None else open_logs(token_log, missing, provenance)
+        if token_log is not None and len(missing) < len(cells):
+            print(
+                f"{len(cells) - len(missing)} of {len(cells)} cells were finished already and write "
+                "no token log; another --out runs and logs all of them",
+                file=sys.stderr,
+            )
+        _run_missing(missing, len(cells), out / "cells", workers, progress, logs)
         frames = []
         for key, cell in cells.items():
             constant = (
@@ -104,24 +116,6 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-def commit() -> str:
-    """The commit of the code that runs, with "-dirty" if files differ; "unknown" outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        subprocess.check_output(
-            [*git, "ls-files", "--error-unmatch", "train.py"], stderr=subprocess.DEVNULL
-        )
-        head = subprocess.check_output(
-            [*git, "rev-parse", "--short=12", "HEAD"], text=True, stderr=subprocess.DEVNULL
-        )
-        dirty = subprocess.check_output(
-            [*git, "status", "--porcelain", "."], text=True, stderr=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.strip() + ("-dirty" if dirty.strip() else "")
-
-
 def _open_folder(out: Path, config: Config, experiment: str) -> None:
     """Create the folder and write config.toml; refuse a folder whose run has other settings."""
     wanted = {"experiment": experiment} | config.model_dump(mode="json", exclude_none=True)
@@ -138,21 +132,57 @@ def _open_folder(out: Path, config: Config, experiment: str) -> None:
     write(path, lambda part: part.write_text(tomli_w.dumps(wanted)))
 
 
-def _run_missing(cells: dict[str, Cell], folder: Path, workers: int, progress) -> None:
-    missing = {k: c for k, c in cells.items() if not _finished(folder / f"{k}.parquet")}
-    done = len(cells) - len(missing)
-    progress(done, len(cells))
+def open_logs(folder: Path, cells: dict[str, Cell], provenance: dict[str, str]) -> Logs:
+    """The token logs of these cells, by key; creates the folder.
+
+    Raises RunError if it cannot be written, or if the log of another run lies where one would.
+    """
+    logs = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror or error})") from error
+    for key, cell in cells.items():
+        how, place = cell.training, folder / log_name(cell)
+        notes = {"config": key, "arm": cell.arm.label, "lag": cell.lag, "engine": "simlab"}
+        notes["noise"] = " ".join(f"{n.name}{n.arguments or ''}" for n in cell.noise) or "none"
+        notes |= {"kl": f"{how.kl_coef} {how.kl}"} if how.kl_coef else {}
+        for path in sorted(place.glob("step_*.parquet"))[:1]:
+            try:
+                held = read(path).run.notes.get("config")
+            except ValueError as error:
+                raise RunError(str(error)) from error
+            if held != key:
+                raise RunError(
+                    f"{place}: holds the token log of another run; choose another --token-log"
+                )
+        logs[key] = TokenLog(place, cell, " ".join(provenance.values()), notes)
+    return logs
+
+
+def log_name(cell: Cell) -> str:
+    """Folder of a cell in a token log: arm, lag and seeds, with %XX for what is no file name."""
+    words = f"{cell.arm.label}_lag_{cell.lag}_seeds_{cell.seeds[0]}-{cell.seeds[-1]}"
+    return quote(words, safe="=,@+")
+
+
+def _run_missing(
+    missing: dict[str, Cell], total: int, folder: Path, workers: int, progress, logs: Logs
+) -> None:
+    done = total - len(missing)
+    progress(done, total)
     run = in_pool if workers > 1 else in_process
     try:
-        with closing(run(missing, workers)) as results:
+        with closing(run(missing, workers, logs)) as results:
             for key, rows in results:
                 frame = pl.DataFrame(rows, infer_schema_length=None)
                 write(folder / f"{key}.parquet", frame.write_parquet)
                 done += 1
-                progress(done, len(cells))
+                progress(done, total)
     finally:  # a writer that a signal stopped may leave its part
-        for part in folder.glob("*.part"):
-            part.unlink(missing_ok=True)
+        for place in (folder, *(log.folder for log in logs.values())):
+            for part in place.glob("*.part"):
+                part.unlink(missing_ok=True)
 
 
 def _finished(path: Path) -> bool:

@@ -56,6 +56,10 @@ class ConfigError(Exception):
     """Settings that cannot be; the message is one sentence that names the field."""
 
 
+class RunError(Exception):
+    """A run that cannot go on; its message is one sentence for the user."""
+
+
 class Strict(BaseModel):
     """Immutable, unknown keys are errors, and an error is a ConfigError."""
 
@@ -144,10 +148,9 @@ class Training(Strict):
         return self
 
 
-class Config(Strict):
-    """One comparison: methods x lags x seeds in one world."""
+class Comparison(Strict):
+    """Methods x lags x seeds, whatever the world: what `simlab compare` and `scaleup` share."""
 
-    world: WorldSpec = WorldSpec()
     training: Training = Training()
     methods: tuple[str, ...] = METHODS
     """Arms, each [label=]name[@stream][:argument=value,...]."""
@@ -156,11 +159,7 @@ class Config(Strict):
     reference: str = "ppo"
     """Label of the arm that the others are compared with, seed by seed."""
     lags: tuple[str, ...] = ("1", "4", "8", "24")
-    """Lag regimes: a number n of optimizer steps per weight broadcast with one window of rollouts in flight, 0 for synchronous, or name:argument=value,... such as interval:n=8,in_flight=0."""
-    noise: tuple[str, ...] = ("grid", "router:scale=0.05", "gaussian:scale=0.05")
-    """Engine noise, applied together, each name[:argument=value,...]; none at all if empty."""
-    noise_from: Path | None = None
-    """A log of trainer and rollout log-probs to resample the noise from; replaces noise."""
+    """Lag regimes: a number n of optimizer steps per weight broadcast with one window of rollouts in flight, 0 for synchronous, or name:argument=value,... such as interval:n=8,in_flight=0 or fully_async:max_age=8."""
     seeds: Annotated[int, Field(ge=2, le=100_000)] = 24
     """Paired seeds, 0 to seeds - 1."""
 
@@ -191,11 +190,6 @@ class Config(Strict):
             raise ValueError(f"two methods have the same label ({', '.join(labels)})")
         if self.reference not in labels:
             raise ValueError(f"reference {self.reference!r} is not among {', '.join(labels)}")
-        router = [n.name for n in self.noises if hasattr(NOISES[n.name], "router")]
-        if router and self.world.policy != "moe":
-            raise ValueError(
-                f"noise {router[0]} needs a policy with a router (moe), not {self.world.policy}"
-            )
         return self
 
     @cached_property
@@ -206,13 +200,6 @@ class Config(Strict):
         named += [Arm.parse(name) for name in files if name not in {arm.name for arm in named}]
         return tuple(replace(arm, file=files.get(arm.name)) for arm in named)
 
-    @cached_property
-    def noises(self) -> tuple[Noise, ...]:
-        """The noise models, parsed; the log of `noise_from` has been read once."""
-        if self.noise_from is not None:
-            return (Noise("replay", {"path": str(self.noise_from)}),)
-        return tuple(Noise(*named(spec)) for spec in self.noise)
-
     @property
     def placebos(self) -> list[str]:
         """Labels of arms that run the reference's own method and say that they change nothing else."""
@@ -220,6 +207,32 @@ class Config(Strict):
         return [
             x for x in method if x.startswith("placebo") and method[x] == method[self.reference]
         ]
+
+
+class Config(Comparison):
+    """One comparison of `simlab compare`, in one world."""
+
+    world: WorldSpec = WorldSpec()
+    noise: tuple[str, ...] = ("grid", "router:scale=0.05", "gaussian:scale=0.05")
+    """Engine noise, applied together, each name[:argument=value,...]; none at all if empty."""
+    noise_from: Path | None = None
+    """A log of trainer and rollout log-probs to resample the noise from; replaces noise."""
+
+    @model_validator(mode="after")
+    def _router(self):
+        router = [n.name for n in self.noises if hasattr(NOISES[n.name], "router")]
+        if router and self.world.policy != "moe":
+            raise ValueError(
+                f"noise {router[0]} needs a policy with a router (moe), not {self.world.policy}"
+            )
+        return self
+
+    @cached_property
+    def noises(self) -> tuple[Noise, ...]:
+        """The noise models, parsed; the log of `noise_from` has been read once."""
+        if self.noise_from is not None:
+            return (Noise("replay", {"path": str(self.noise_from)}),)
+        return tuple(Noise(*named(spec)) for spec in self.noise)
 
     def cells(self) -> list[Cell]:
         """Units of work, the reference first, in blocks of seeds."""

@@ -27,16 +27,23 @@ class Terms(NamedTuple):
 
     total: Tensor  # [...], differentiable
     count: Tensor  # [...] int64
+    # only where they are asked for:
     shown: dict[str, Tensor]  # diagnostics reduced over this micro-batch, each [...]
+    how: dict[str, str]  # and over micro-batches: "mean" weighted by active tokens, "min" or "max"
+    active: Tensor | None  # [..., N] bool, active tokens whose log-prob receives a gradient
 
 
 def terms(
     stabilizer: Stabilizer, aggregate: Aggregate, show: bool, b: TokenBatch, **stats
 ) -> Terms:
     """The loss terms of b, given the whole-batch numbers of `stabilizer.stats`."""
-    S, _, diagnostics = stabilizer.surrogate(b, **stats)
+    S, active, diagnostics = stabilizer.surrogate(b, **stats)
     total, count = aggregate(S, b)
-    return Terms(total, count, reduce_diagnostics(b, diagnostics) if show else {})
+    if not show:
+        return Terms(total, count, {}, {}, None)
+    how = {name: x.reduce for name, x in diagnostics.items()}
+    active = active.expand(b.mask.shape) & b.mask
+    return Terms(total, count, reduce_diagnostics(b, diagnostics), how, active)
 
 
 def fuse(
@@ -48,7 +55,7 @@ def fuse(
 ) -> Callable[..., Terms]:
     """`terms` of b and its stats, compiled as one graph: raises rather than break it in two.
 
-    Without `show` no diagnostics are computed (between two steps that are logged).
+    Without `show` neither diagnostics nor `active` are computed (between two steps that are logged).
 
     A new shape, dtype or number of responses compiles anew once, then sizes are symbols.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
@@ -37,9 +38,28 @@ def embed(fig: Figure, folder: Path, name: str, title: str, guide: str) -> dict[
     return {"name": name, "title": title, "guide": guide, "png": picture}
 
 
-def write_page(path: Path, template: str, **values) -> None:
-    """Render a template of this folder to a self-contained page."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+def write_page(path: Path, template: str | Path, **values) -> None:
+    """Render a template of this folder, or of a path, to a self-contained page."""
+    template = Path(__file__).parent / template
+    loader = jinja2.FileSystemLoader([template.parent, Path(__file__).parent])
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    html = environment.get_template(template).render(**values)
+    html = environment.get_template(template.name).render(**values)
     write(path, lambda part: part.write_text(html, encoding="utf-8"))
+
+
+def commit() -> str:
+    """The commit of the code that runs, with "-dirty" if files differ; "unknown" outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        subprocess.check_output(
+            [*git, "ls-files", "--error-unmatch", "page.py"], stderr=subprocess.DEVNULL
+        )
+        head = subprocess.check_output(
+            [*git, "rev-parse", "--short=12", "HEAD"], text=True, stderr=subprocess.DEVNULL
+        )
+        dirty = subprocess.check_output(
+            [*git, "status", "--porcelain", "."], text=True, stderr=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.strip() + ("-dirty" if dirty.strip() else "")

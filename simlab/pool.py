@@ -9,37 +9,86 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from multiprocessing import active_children, get_context
+from pathlib import Path
 
 import torch
 
-from simlab.config import Cell
+from simlab.config import Cell, RunError
 from simlab.train import train
 
 
-class RunError(Exception):
-    """A run that cannot go on; its message is one sentence for the user."""
+@dataclass(frozen=True)
+class TokenLog:
+    """The hook of `train` that writes the token log of one cell: a file in `folder` a logged step.
+
+    Raises RunError when a file cannot be written.
+    """
+
+    folder: Path
+    cell: Cell
+    code_version: str
+    notes: dict[str, str]
+
+    def __call__(self, step, b, answers, logp, logp_rollout) -> None:
+        from simlab.token_log import Run, write_step  # tables, which no other worker loads
+        from simlab.token_rows import simulator_rows
+
+        how, stabilizer = self.cell.training, self.cell.arm.stabilizer
+        norm = how.aggregation == "seq_mean_token_sum_norm"
+        run = Run.of(
+            stabilizer,
+            temperature=1.0,  # a noise model may have another: rollout log-probs are of the draw itself
+            top_p=1.0,
+            top_k=-1,
+            logprob_mode="support",
+            aggregation=how.aggregation,
+            horizon=self.cell.world.horizon if norm else None,
+            code_version=self.code_version,
+            notes=self.notes,
+        )
+        rows = simulator_rows(
+            b,
+            step=step,
+            seeds=self.cell.seeds,
+            slot=answers.slot,
+            reward=answers.reward,
+            logp_rollout=logp_rollout,
+            logp=logp,
+        )
+        try:
+            write_step(self.folder, step, rows, run)
+        except OSError as error:
+            raise RunError(
+                f"{self.folder}: cannot be written ({error.strerror or error})"
+            ) from error
 
 
-def in_process(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
+Logs = dict[str, TokenLog]  # by the key of the cell; a cell without one is not logged
+
+
+def in_process(
+    cells: dict[str, Cell], workers: int, logs: Logs
+) -> Iterator[tuple[str, list[dict]]]:
     threads = torch.get_num_threads()
     _alone()
     try:
         for key, cell in cells.items():
-            yield key, train(cell)
+            yield key, train(cell, logs.get(key))
     finally:
         torch.set_num_threads(threads)
         torch.set_flush_denormal(False)
 
 
-def in_pool(cells: dict[str, Cell], workers: int) -> Iterator[tuple[str, list[dict]]]:
+def in_pool(cells: dict[str, Cell], workers: int, logs: Logs) -> Iterator[tuple[str, list[dict]]]:
     if not cells:
         return
     pool = ProcessPoolExecutor(
         min(workers, len(cells)), get_context("spawn"), _worker, (os.getpid(),)
     )
     try:
-        waiting = {pool.submit(train, cell): key for key, cell in cells.items()}
+        waiting = {pool.submit(train, cell, logs.get(key)): key for key, cell in cells.items()}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
     except BrokenProcessPool as error:

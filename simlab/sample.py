@@ -25,6 +25,27 @@ def cumulative(logp_mu: Tensor) -> Tensor:
     return (cdf / cdf[:, -1:])[:, :-1].t().contiguous()
 
 
+def compose(engine: dict[int, tuple[Tensor, ...]], versions: list[int]) -> tuple[Tensor, ...]:
+    """The tables of a batch whose position t was sampled by versions[t].
+
+    `engine` has (log mu, its `cumulative`, log pi of the trainer) by version, and so is the answer;
+    log mu and log pi are `[L, P, T, M, V]`. One version everywhere gives its own tables, not copies.
+    """
+    if len(set(versions)) == 1:
+        return engine[versions[0]]
+    states = engine[versions[0]][0].shape[:-1]
+    held = {v: (mu, cdf.unflatten(1, states), pi) for v, (mu, cdf, pi) in engine.items()}
+    cuts = [t for t, v in enumerate(versions) if t == 0 or v != versions[t - 1]]
+    spans = list(zip(cuts, [*cuts[1:], len(versions)], strict=True))
+
+    def joined(table: int, axis: int) -> Tensor:
+        return torch.cat(
+            [held[versions[t]][table].narrow(axis, t, end - t) for t, end in spans], axis
+        )
+
+    return joined(0, 2), joined(1, 3).flatten(1), joined(2, 2)
+
+
 def sample(world: World, cdf: Tensor, u: Tensor) -> Answers:
     """Inverse-CDF sampling from `cumulative(logp_mu)` by uniforms u `[L, P, G, T]` in [0, 1)."""
     P, T, M, V = world.sizes
@@ -45,12 +66,17 @@ def sample(world: World, cdf: Tensor, u: Tensor) -> Answers:
 
 
 def token_batch(
-    answers: Answers, tables: dict[str, Tensor], advantage: Tensor, age: int, **fields: Tensor
+    answers: Answers,
+    tables: dict[str, Tensor],
+    advantage: Tensor,
+    age: int | list[int],
+    **fields: Tensor,
 ) -> TokenBatch:
     """The record of sampled answers.
 
     `tables` `[L, P, T, M, V]` are picked at the sampled (state, token), by the name of their field;
-    `logp` carries the gradient. advantage is `[L, P, G]`, one number an answer; other fields `[L, N]`.
+    `logp` carries the gradient. advantage is `[L, P, G]`, one number an answer; age is one
+    number, or one for each of the T positions of an answer; other fields are `[L, N]`.
     """
     slot = answers.slot
     L, N = slot.shape
@@ -63,7 +89,7 @@ def token_batch(
         advantage=advantage.expand(-1, -1, length).reshape(L, N),
         mask=torch.ones(1, 1, dtype=torch.bool).expand(L, N),
         response=(torch.arange(N) // length).expand(L, N),
-        age=torch.tensor(age).expand(L, N),
+        age=torch.tensor(age).expand(answers_per_lane, length).flatten().expand(L, N),
         n_responses=answers_per_lane,
         **fields,
     )

@@ -9,14 +9,14 @@ import ast
 import re
 
 from simlab.arguments import check_name
-from simlab.lag import LAGS, Interval, Sync
+from simlab.lag import LAGS, Regime
 
 SPEC = re.compile(
     r"(?:(?P<label>[^=:@,\s]+)=)?(?P<name>\w+)(?:@(?P<stream>\d+))?(?::(?P<arguments>\S+))?"
 )
 
 
-def regime(spec: str) -> Interval | Sync:
+def regime(spec: str) -> Regime:
     """The lag regime of a number (0 is synchronous, n is interval n) or `name[:argument=value,...]`.
 
     Raises ValueError in one sentence.

@@ -1,12 +1,13 @@
 """The loop. Read this first: every step of a run, for all seeds of a cell at once.
 
-table of log mu, v(k) steps old  ->  answers  ->  TokenBatch  ->  stabilizer  ->  (sum, count)
+tables of log mu, some steps old  ->  answers  ->  TokenBatch  ->  stabilizer  ->  (sum, count)
 -> one optimizer step, and every `log_every` steps the exact numbers of exact.py.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -30,15 +31,19 @@ from simlab.measure import gradient_shares, measure
 from simlab.noise import behaviour
 from simlab.policies import POLICIES, log_normalise
 from simlab.pretrain import pretrain
-from simlab.sample import cumulative, full_distribution, sample, token_batch
+from simlab.sample import compose, cumulative, full_distribution, sample, token_batch
 from simlab.specs import regime
 from simlab.stabilizers import needs
 
 RESET = 0.9  # "missing old logits": the EWMA of the weights starts anew below this active share
 
 
-def train(cell: Cell) -> list[dict]:
-    """Run one cell: a stabilizer at a lag, over a block of seeds. Rows, one per seed and logged step."""
+def train(cell: Cell, log: Callable | None = None) -> list[dict]:
+    """Run one cell: a stabilizer at a lag, over a block of seeds. Rows, one per seed and logged step.
+
+    `log(step, b, answers, logp, logp_rollout)` hears of every logged step, with the batch and the
+    tables `[L, P, T, M, V]` of the trainer at the step's weights and at the rollout's; it changes nothing.
+    """
     spec, arm, seeds, how = cell.world, cell.arm, cell.seeds, cell.training
     world, X, w = pretrain(spec, seeds)
     policy, shape, L = POLICIES[spec.policy], world.sizes, len(seeds)
@@ -67,9 +72,9 @@ def train(cell: Cell) -> list[dict]:
                 draws = Draws(seeds, NOISE, arm.stream, step)
                 mu = behaviour(policy, w, X, shape, cell.noise, draws)
             engine[step] = mu, cumulative(mu), now
-        version = lag.version(step)
-        engine = {v: tables for v, tables in engine.items() if v >= version}
-        logp_mu, cdf, logp_rollout = engine[version]
+        engine = {v: tables for v, tables in engine.items() if v >= lag.version(step)}
+        versions = lag.versions(step, spec.horizon)
+        logp_mu, cdf, logp_rollout = compose(engine, versions)
         answers = sample(world, cdf, uniforms.uniform(spec.prompts, spec.answers, spec.horizon))
         tables = {"logp": logp, "logp_mu": logp_mu, "logp_prox": logp_rollout}
         if proximal != "rollout":
@@ -80,7 +85,7 @@ def train(cell: Cell) -> list[dict]:
         if "uniform" in wanted:
             extra["uniform"] = gates.uniform(answers.slot.shape[-1])
         advantage = ADVANTAGES[how.advantage](answers.reward, length)
-        b = token_batch(answers, tables, advantage, step - version, **extra)
+        b = token_batch(answers, tables, advantage, [step - v for v in versions], **extra)
 
         stats = stabilizer.stats([b], previous=stats)
         S, active, diagnostics = stabilizer.surrogate(b, **stats)
@@ -93,6 +98,8 @@ def train(cell: Cell) -> list[dict]:
         skipped += ~finite
 
         if step % how.log_every == 0 or step == how.steps:
+            if log is not None:
+                log(step, b, answers, logp.detach(), logp_rollout)
             found = measure(world, b, answers, logp.detach(), logp_mu, logp_rollout)
             found |= gradient_shares(b, active) | reduce_diagnostics(b, diagnostics)
             found |= {"loss": loss, "grad_norm": norm, "skipped_steps": skipped.clone()}

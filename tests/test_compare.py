@@ -1,5 +1,6 @@
 """The main command: run folder, resume, byte-identical reruns, and one sentence for every mistake."""
 
+import errno
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from urllib.parse import quote
 
 import polars as pl
 import pytest
@@ -16,11 +18,15 @@ import simlab.compare
 import simlab.pool
 import simlab.report
 from simlab.__main__ import main, parse_compare
+from simlab.aggregate import AGGREGATIONS, mean
 from simlab.config import Config
 from simlab.experiments import e1
 from simlab.figures import FIGURES
 from simlab.report import GUIDES
+from simlab.stabilizers import bind
 from simlab.summary import summarize
+from simlab.token_log import read, steps
+from simlab.token_rows import to_batch
 
 LOG = Path(__file__).parent / "data" / "smollm2_lag8.jsonl"
 TINY = [
@@ -105,9 +111,11 @@ def test_every_figure_is_drawn_and_has_a_guide(folder):
 
 
 def test_rerun_with_two_workers_is_byte_identical(folder, tmp_path):
-    """Neither the number of processes nor a second run changes a byte of any file."""
-    run(tmp_path / "two", workers=2)
+    """Neither the number of processes, nor a token log, nor a second run changes a byte of any file."""
+    run(tmp_path / "two", "--token-log", str(tmp_path / "log"), workers=2)
     assert contents(tmp_path / "two") == contents(folder)
+    names = {f"{x}_lag_{n}_seeds_0-2" for x in ("ppo", "sat", "placebo-draws") for n in (1, 2)}
+    assert {path.name for path in (tmp_path / "log").iterdir()} == names
     before = contents(folder)
     run(folder)
     assert contents(folder) == before
@@ -118,11 +126,11 @@ def test_stopped_run_resumes(folder, tmp_path, monkeypatch):
     trained = []
     real = simlab.pool.train
 
-    def train(cell):
+    def train(cell, log):
         if len(trained) == 2:
             raise KeyboardInterrupt
         trained.append(cell)
-        return real(cell)
+        return real(cell, log)
 
     monkeypatch.setattr(simlab.pool, "train", train)
     options = parse_compare([*TINY, *ARMS])
@@ -131,7 +139,7 @@ def test_stopped_run_resumes(folder, tmp_path, monkeypatch):
     assert len(list((tmp_path / "run" / "cells").iterdir())) == 2
     assert not (tmp_path / "run" / "results.parquet").exists()
     again = []
-    monkeypatch.setattr(simlab.pool, "train", lambda cell: again.append(cell) or real(cell))
+    monkeypatch.setattr(simlab.pool, "train", lambda cell, log: again.append(cell) or real(cell))
     run(tmp_path / "run")
     assert len(again) == 4
     assert not set(map(repr, again)) & set(map(repr, trained))
@@ -236,10 +244,12 @@ def bad_log(text, name="bad.jsonl"):
 
 MISTAKES = [
     (["--learning-rate", "1"], "Unrecognized"),
-    (["--lags", "two"], "no lag regime 'two'; there are interval, sync"),
+    (["--lags", "two"], "no lag regime 'two'; there are fully_async, interval, sync"),
     (["--lr", "-1"], "lr: Input should be greater than or equal to 0"),
     (["--lr", "nan"], "lr: Input should be a finite number"),
     (["--lags", "interval:n=0"], "interval lag needs a whole n >= 1, got 0"),
+    (["--lags", "fully_async:max_age=-1"], "fully_async lag needs a whole max_age >= 0, got -1"),
+    (["--lags", "fully_async"], "missing 1 required positional argument: 'max_age'"),
     (["--seeds", "1"], "seeds: Input should be greater than or equal to 2"),
     (["--steps", "0"], "steps"),
     (["--optimizer", "lion"], "--optimizer"),
@@ -338,7 +348,7 @@ def test_a_large_world_takes_smaller_cells():
     assert sum(len(c.seeds) for c in cells) == 24
 
 
-def die(cell):
+def die(cell, log):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -380,3 +390,110 @@ def test_a_worker_leaves_with_its_parent():
     """A worker whose parent is gone before it starts exits by itself: it was told who that is."""
     code = "import os, time; from simlab.pool import _worker; _worker(os.getppid() + 1); time.sleep(60)"
     assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 1
+
+
+# ---------------------------------------------------------------- the token log
+@pytest.fixture
+def no_report(monkeypatch):
+    """The page takes most of the time of a tiny run, and is not read in these tests."""
+    monkeypatch.setattr(simlab.compare, "write_report", lambda *_: None)
+
+
+def test_finished_cells_write_no_token_log(folder, tmp_path, capsys, no_report):
+    """They are counted in one line, and only the others are logged."""
+    shutil.copytree(folder, tmp_path / "run")
+    log = tmp_path / "log"
+    run(tmp_path / "run", "--token-log", str(log), "--lags", "1", "2", "3")
+    err = " ".join(capsys.readouterr().err.split())
+    assert "6 of 9 cells were finished already and write no token log" in err
+    arms = ("ppo", "sat", "placebo-draws")
+    assert {x.name for x in log.iterdir()} == {f"{arm}_lag_3_seeds_0-2" for arm in arms}
+    again = tmp_path / "again"
+    run(again, "--methods", "ppo", "--token-log", str(log), "--lags", "1")
+    assert "token log" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--preset", "dr_grpo", "--lags", "2"],
+        ["--aggregation", "seq_mean_token_mean", "--lags", "fully_async:max_age=3,updates=2"],
+    ],
+    ids=["dr_grpo", "fully_async"],
+)
+def test_losses_and_gates_are_read_off_the_token_log(tmp_path, no_report, words):
+    """The method of the metadata on the logged batch gives the loss and the cut of the results."""
+    methods = ["ppo", "mine/sat=sat:alpha=0.6", "gspo", "sat_open:gate=random,rate=0.4"]
+    out, log = tmp_path / "run", tmp_path / "log"
+    run(out, *words, "--methods", *methods, "--token-log", str(log))
+    rows = pl.read_parquet(out / "results.parquet")
+    cut = 0
+    for place in log.iterdir():
+        files = steps(place)
+        assert [path.name for path in files] == [f"step_{k:08d}.parquet" for k in (0, 2, 4, 6, 8)]
+        for path in files:
+            held, settings = read(path)
+            b = to_batch(held)
+            S, active, _ = bind(settings.stabilizer, **settings.arguments)(b)
+            norm = {"horizon": settings.horizon} if settings.horizon else {}
+            loss = -mean(*AGGREGATIONS[settings.aggregation](S, b, **norm))
+            n = b.mask.sum(-1)
+            found = rows.filter(
+                pl.col("config") == settings.notes["config"], pl.col("step") == held["step"][0]
+            ).sort("seed")
+            assert found["arm"].unique().to_list() == [settings.notes["arm"]]
+            assert found["seed"].to_list() == [0, 1, 2]
+            assert loss.tolist() == pytest.approx(found["loss"].to_list(), abs=1e-6)
+            gone = ((b.advantage != 0) & ~active).sum(-1) / n
+            assert gone.tolist() == found["cut"].to_list()
+            assert b.age.double().mean(-1).tolist() == pytest.approx(found["age"].to_list())
+            cut += float(gone.sum())
+    assert cut > 0
+    assert {path.name for path in log.iterdir()} == {
+        f"{quote(arm, safe='=,@+')}_lag_{quote(words[-1], safe='=,')}_seeds_0-2"
+        for arm in ("ppo", "mine/sat", "gspo", "sat_open:gate=random,rate=0.4")
+    }
+
+
+def full_log(monkeypatch, where):
+    """Token logs alone meet a full disk."""
+    real = pl.DataFrame.write_parquet
+
+    def write_parquet(self, path, **more):
+        if "metadata" in more:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, path, **more)
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", write_parquet)
+
+
+def plain_file(monkeypatch, where):
+    """The folder lies below a plain file."""
+    where.parent.write_text("")
+
+
+def other_run(monkeypatch, where):
+    """The folder holds the log of a run with another learning rate."""
+    run(where / "other", "--lr", "0.1", "--token-log", str(where))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        (full_log, "_seeds_0-2: cannot be written (No space left on device)"),
+        (plain_file, "log: cannot be written (Not a directory)"),
+        (other_run, "holds the token log of another run; choose another --token-log"),
+    ],
+)
+def test_a_token_log_that_cannot_be(tmp_path, monkeypatch, capsys, no_report, trouble, says):
+    """One sentence that names the folder, exit 2, and no half-written file."""
+    where = tmp_path / "below" / "log"
+    trouble(monkeypatch, where)
+    before = contents(where)
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "run", "--token-log", str(where))
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert says in " ".join(err.split())
+    assert "Traceback" not in err
+    assert contents(where) == before

@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 import torch
 
-from simlab import train as loop
 from simlab.aggregate import mean, token_mean
 from simlab.batches import cast, ragged
 from simlab.config import Config, Training, WorldSpec
@@ -19,6 +18,7 @@ from simlab.stabilizers import bind
 from simlab.token_log import KINDS, LOGPROB_MODES, SCHEMA, Run, read, steps, write_step
 from simlab.token_rows import experts_digest, from_batch, simulator_rows, to_batch
 from simlab.tokens import TokenBatch
+from simlab.train import train
 
 ROOT = Path(__file__).parent.parent
 RUN = Run.of(
@@ -303,7 +303,7 @@ def test_a_file_of_another_kind_is_one_sentence(tmp_path):
 
 # ---------------------------------------------------------------- the simulator
 def logged(method="sat", lag="2", steps=6, **settings):
-    """(batch, rows, logged row) of every step of a small run, taken where the loop measures it."""
+    """(batch, rows, logged row) of every step of a small run, taken by the loop's hook."""
     world = WorldSpec(prompts=3, horizon=5, vocab=4, answers=4)
     how = Training(steps=steps, log_every=1, **settings)
     config = Config(
@@ -312,15 +312,12 @@ def logged(method="sat", lag="2", steps=6, **settings):
     (cell,) = config.cells()
     kept = []
 
-    def measure(world, b, answers, logp, logp_mu, logp_rollout):
+    def log(step, b, answers, logp, logp_rollout):
         tables = {"logp": logp, "logp_rollout": logp_rollout}
         made = partial(simulator_rows, slot=answers.slot, reward=answers.reward, **tables)
-        kept.append((b, made(b, step=len(kept), seeds=cell.seeds)))
-        return {}
+        kept.append((b, made(b, step=step, seeds=cell.seeds)))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "measure", measure)
-        found = loop.train(cell)
+    found = train(cell, log)
     return [(b, rows, found[2 * i : 2 * i + 2]) for i, (b, rows) in enumerate(kept)]
 
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from simlab import train as loop
 from simlab.advantages import ADVANTAGES
 from simlab.config import Config, Training, WorldSpec
+from simlab.draws import SAMPLE, Draws
 from simlab.experiments import EXPERIMENTS
 from simlab.specs import regime
 from simlab.train import train
@@ -48,14 +50,65 @@ def test_rerun_is_identical():
 
 
 @pytest.mark.parametrize(
-    "lag", ["0", "1", "3", "interval:n=3,in_flight=0", "interval:n=2,in_flight=2"]
+    "lag",
+    ["0", "1", "3", "interval:n=3,in_flight=0", "interval:n=2,in_flight=2"]
+    + [f"fully_async:max_age={age},updates={u}" for age, u in [(0, 0), (3, 0), (3, 2), (5, 5)]],
 )
 def test_measured_age_is_the_declared_one(lag):
-    """Ages logged from the version of each token reach largest_age and never pass it."""
-    how = Training(steps=24, log_every=1)
+    """The age of every token is that of its position; ages reach largest_age and never pass it."""
+    how, rules, ages = Training(steps=24, log_every=1), regime(lag), []
     (cell,) = cells(methods=("ppo",), lags=(lag,), training=how)
-    ages = [row["age"] for row in train(cell)]
-    assert max(ages) == regime(lag).largest_age
+    rows = train(cell, lambda step, b, *_: ages.append(b.age))
+    assert max(int(age.max()) for age in ages) == rules.largest_age
+    for step, age in enumerate(ages):
+        expected = torch.tensor([step - v for v in rules.versions(step, SMALL.horizon)])
+        per_answer = age.view(3, SMALL.prompts * SMALL.answers, SMALL.horizon)
+        assert torch.equal(per_answer, expected.expand(per_answer.shape))
+        assert rows[3 * step]["age"] == pytest.approx(float(expected.double().mean()))
+
+
+@pytest.mark.parametrize("lag", ["3", "fully_async:max_age=3,updates=2", "fully_async:max_age=4"])
+def test_every_position_is_of_its_version(monkeypatch, lag):
+    """Tokens drawn, log mu, log pi of the rollout and both tables, one token at a time."""
+    mus, seen, real = {}, [], loop.behaviour
+    (cell,) = cells(methods=("ppo",), lags=(lag,), training=Training(steps=9, log_every=1, lr=1.0))
+
+    def behaviour(*given):
+        step = given[-1].generators[0].bit_generator.seed_seq.entropy[-1]
+        return mus.setdefault(step, real(*given))
+
+    monkeypatch.setattr(loop, "behaviour", behaviour)
+    train(cell, lambda *given: seen.append(given))
+    uniforms, (P, G, T, V) = Draws(cell.seeds, SAMPLE, 0), (3, 4, 5, 4)
+    pis = [logp for _, _, _, logp, _ in seen]
+    mixed = 0
+    for step, b, answers, _, logp_rollout in seen:
+        u = uniforms.uniform(P, G, T)
+        versions = regime(lag).versions(step, T)
+        mixed += len(set(versions)) > 1
+        for t, v in enumerate(versions):
+            assert torch.equal(logp_rollout[:, :, t], pis[v][:, :, t])
+            for lane, seed in enumerate(cell.seeds):
+                mu, pi = (x[v][lane].reshape(-1) for x in (mus, pis))
+                for answer in range(P * G):
+                    slot = int(answers.slot[lane, answer * T + t])
+                    state, token = divmod(slot, V)
+                    assert b.logp_mu[lane, answer * T + t] == mu[slot], (step, t, seed)
+                    assert b.logp_prox[lane, answer * T + t] == pi[slot]
+                    mass = mu.view(-1, V)[state].double().exp()
+                    drawn = u[lane, answer // G, answer % G, t] * mass.sum()
+                    assert mass[:token].sum() - 1e-9 <= drawn <= mass[: token + 1].sum() + 1e-9
+    assert (mixed > 0) == lag.startswith("fully_async")
+
+
+@pytest.mark.parametrize("method", ["sat", "decoupled:proximal=ewma"])
+def test_a_queue_of_length_zero_is_synchronous(method):
+    """fully_async:max_age=0 gives the very rows of sync."""
+    rows = [
+        train(cells(methods=(method,), reference=method, lags=(lag,))[0])
+        for lag in ("sync", "fully_async:max_age=0", "fully_async:max_age=2")
+    ]
+    assert rows[0] == rows[1] != rows[2]
 
 
 def test_the_version_of_a_token_is_the_weights_that_sampled_it():

@@ -21,6 +21,8 @@ class Interval:
     n: int
     in_flight: int = 1
 
+    on_broadcast = "drain"
+
     def __post_init__(self):
         if not (isinstance(self.n, int) and self.n >= 1):
             raise ValueError(f"interval lag needs a whole n >= 1, got {self.n!r}")
@@ -39,3 +41,11 @@ class Interval:
     def version(self, step: int) -> int:
         """Weight version (= optimizer step) that sampled the batch of `step`."""
         return max(step // self.n - self.in_flight, 0) * self.n
+
+    def versions(self, step: int, horizon: int) -> list[int]:
+        """The same version behind each of the `horizon` positions."""
+        return [self.version(step)] * horizon
+
+    def may_start(self, batch: int, served: int) -> bool:
+        """Whether the batch of step `batch` may be sampled while version `served` is."""
+        return served == self.version(batch)

@@ -10,6 +10,7 @@ class Sync:
     """Broadcast before every step, wait for the batch."""
 
     largest_age = 0
+    on_broadcast = "drain"
 
     def broadcast_now(self, step: int) -> bool:
         """Always."""
@@ -18,3 +19,11 @@ class Sync:
     def version(self, step: int) -> int:
         """The current one."""
         return step
+
+    def versions(self, step: int, horizon: int) -> list[int]:
+        """The same version behind each of the `horizon` positions."""
+        return [self.version(step)] * horizon
+
+    def may_start(self, batch: int, served: int) -> bool:
+        """Whether the batch of step `batch` may be sampled while version `served` is."""
+        return served == self.version(batch)

@@ -20,20 +20,24 @@ def method(name):
 
 
 def run(f, b, stats):
-    """(total, count, shown, gradient) of a loss function on a fresh leaf."""
+    """(terms, gradient) of a loss function on a fresh leaf."""
     logp = b.logp.clone().requires_grad_()
-    total, count, shown = f(replace(b, logp=logp), **stats)
-    (grad,) = torch.autograd.grad(total.sum(), logp)
-    return total.detach(), count, shown, grad
+    found = f(replace(b, logp=logp), **stats)
+    (grad,) = torch.autograd.grad(found.total.sum(), logp)
+    return found, grad
 
 
 def agree(got, want):
-    assert torch.equal(got[1], want[1])
-    torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(got[3], want[3], rtol=1e-6, atol=1e-6)
-    assert (want[3] != 0).any()
-    for name, value in want[2].items():
-        torch.testing.assert_close(got[2][name], value, rtol=1e-5, atol=1e-6)
+    (a, x), (b, y) = got, want
+    assert torch.equal(a.count, b.count)
+    torch.testing.assert_close(a.total, b.total, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6)
+    assert (y != 0).any()
+    assert a.shown.keys() == a.how.keys()
+    assert a.how == b.how
+    for name, value in b.shown.items():
+        torch.testing.assert_close(a.shown[name], value, rtol=1e-5, atol=1e-6)
+    assert torch.equal(a.active, b.active)
 
 
 @pytest.mark.parametrize("name", STABILIZERS)
@@ -44,6 +48,20 @@ def test_no_graph_breaks(name):
     stats = stabilizer.stats([b])
     want = run(partial(terms, stabilizer, token_mean, True), b, stats)
     agree(run(fuse(stabilizer, backend="eager"), b, stats), want)
+
+
+def test_nothing_more_than_the_loss_unless_it_is_asked_for():
+    """Without `show` a compiled loss returns its sum and count, and keeps nothing per token."""
+    torch.compiler.reset()
+    stabilizer, b = bind("sat"), ragged(3, dtype=torch.float32)
+    stats = stabilizer.stats([b])
+    lean, want = (
+        fuse(stabilizer, show=show, backend="eager")(b, **stats) for show in (False, True)
+    )
+    assert lean[2:] == ({}, {}, None)
+    assert want.shown
+    assert torch.equal(lean.total, want.total)
+    assert torch.equal(lean.count, want.count)
 
 
 @pytest.mark.parametrize(("name", "backend"), [("sat", "inductor"), ("gspo", "aot_eager")])
