@@ -9,7 +9,7 @@ PEERS ?= .venv-peers
 ENGINES ?= .venv-engines
 FIELD = tests/conformance
 
-.PHONY: compare test conformance benchmark scaleup
+.PHONY: compare test conformance benchmark engines tiny scaleup
 
 compare: $(VENV)/ready  ## the main job: run experiment E1 and write runs/e1/report.html
 	$(BIN)/simlab compare $(ARGS)
@@ -21,6 +21,11 @@ test: $(VENV)/ready  ## lint and the whole test suite
 
 conformance: $(PEERS)/ready  ## every loss against the code of verl, TRL, polgrad, torchrl and martingale
 	$(PEERS)/bin/python -m pytest $(FIELD) $(ARGS)
+
+engines: $(ENGINES)/ready  ## SGLang, Megatron-Core and Ray on a CPU
+
+tiny: $(ENGINES)/ready  ## asynchronous RL end to end on two cores: prints the learning curve
+	$(ENGINES)/bin/scaleup run tiny_cpu $(ARGS)
 
 scaleup: $(ENGINES)/ready  ## the real engines on a CPU: SGLang and Megatron-Core under the same losses
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -W ignore tests/scaleup $(ARGS)

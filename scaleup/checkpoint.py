@@ -8,13 +8,13 @@ next step may read (the moving average of SAT's quantile). A folder step_* is wh
 under another name and renamed at the end, so a killed save leaves the one before. All ranks write to,
 and read from, the same file system; on several machines it must be a shared one.
 
-Megatron starts a helper process that imports the main script again: guard it by
-`if __name__ == "__main__"`. It needs psutil, without which its writer dies and the save never ends.
+Megatron writes from forked processes. They need psutil, without which they die and the save never ends.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import queue
 import shutil
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from scaleup.train import Trainer
 from scaleup.weights import unwrap
 
 from megatron.core import dist_checkpointing  # isort: skip  after the shim of scaleup.model
+from megatron.core.dist_checkpointing.strategies import filesystem_async  # isort: skip
 
 STATE = "trainer.pt"
 
@@ -41,6 +42,8 @@ def save(folder: str | Path, trainer: Trainer, extra: dict | None = None) -> Pat
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
     dist.barrier()
+    # Megatron's own queue is a process that would outlive a killed rank
+    filesystem_async._results_queue = queue.Queue()
     dist_checkpointing.save(_sharded(trainer), str(part))
     if _first():
         state = {
@@ -59,6 +62,14 @@ def save(folder: str | Path, trainer: Trainer, extra: dict | None = None) -> Pat
 def latest(folder: str | Path) -> Path | None:
     """The whole checkpoint of the largest step, or None."""
     return max((p for p in Path(folder).glob("step_*") if p.suffix != ".part"), default=None)
+
+
+def extra(path: str | Path) -> dict:
+    """The `extra` of a checkpoint. Raises ValueError for one that cannot be read."""
+    try:
+        return torch.load(Path(path) / STATE, weights_only=True)["extra"]
+    except Exception as error:  # what a torn file raises depends on where it is torn
+        raise ValueError(f"{Path(path) / STATE}: is no state of a run ({error})") from error
 
 
 def load(path: str | Path, trainer: Trainer) -> dict:

@@ -56,9 +56,12 @@ def _serve(rank: int, n: int, store: str, timeout: float, pipe) -> None:
 
 
 class Ranks:
-    """n processes that share a gloo group. `timeout` in seconds holds for each call."""
+    """n processes that share a gloo group. `timeout` in seconds holds for each call.
 
-    def __init__(self, n: int, timeout: float = 120.0):
+    `daemon=False` lets a rank start processes of its own, as Megatron's writer of checkpoints does.
+    """
+
+    def __init__(self, n: int, timeout: float = 120.0, daemon: bool = True):
         self.n, self.timeout = n, timeout
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
@@ -66,11 +69,12 @@ class Ranks:
         for rank in range(n):
             here, there = context.Pipe()
             args = (rank, n, os.path.join(self._folder.name, "store"), timeout, there)
-            process = context.Process(target=_serve, args=args, daemon=True)
+            process = context.Process(target=_serve, args=args, daemon=daemon)
             process.start()
             there.close()
             self._pipes.append(here)
             self._processes.append(process)
+        atexit.register(self.close)  # before multiprocessing waits for those that are no daemons
 
     def __call__(self, function: Callable, *args) -> list:
         """function(*args) on every rank. Raises RuntimeError when a rank fails."""
@@ -101,6 +105,7 @@ class Ranks:
 
     def close(self, kill: bool = False) -> None:
         """End the processes."""
+        atexit.unregister(self.close)
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             if kill:
                 process.kill()
@@ -134,5 +139,4 @@ def shared(n: int) -> Ranks:
     """Ranks that every caller of this process shares; started anew after a failure."""
     if n not in _SHARED or not _SHARED[n]._pipes:
         _SHARED[n] = Ranks(n)
-        atexit.register(_SHARED[n].close)
     return _SHARED[n]

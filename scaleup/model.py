@@ -68,10 +68,11 @@ def read_config(folder: str | Path) -> dict:
     return json.loads((Path(folder) / "config.json").read_text())
 
 
-def start(layout: Layout, seed: int = 0) -> None:
+def start(layout: Layout, seed: int = 0, **groups) -> None:
     """Make Megatron's parallel groups for this layout, in place of earlier ones.
 
-    Raises ValueError where the world cannot be shared so. `torch.distributed` must be initialised.
+    `groups` are more arguments of Megatron's initialize_model_parallel. `torch.distributed` must be
+    initialised. Raises ValueError where the world cannot be shared so.
     """
     world, used = torch.distributed.get_world_size(), layout.tp * layout.pp
     if world % used or (world // layout.pp) % layout.ep:
@@ -83,6 +84,7 @@ def start(layout: Layout, seed: int = 0) -> None:
         pipeline_model_parallel_size=layout.pp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=1,
+        **groups,
     )
     # the tracker without CUDA generators: dropout is 0, and layers may be built on a CPU
     model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)

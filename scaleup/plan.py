@@ -32,45 +32,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scaleup import weights
-from scaleup.model import Layout, build, pack, parallel_state
+from scaleup.model import Layout, build, pack, parallel_state, start
+from scaleup.qwen import QWEN3_30B_A3B
 from scaleup.train import Response, collate
 from simlab.aggregate import token_mean
 from simlab.fused import terms
 from simlab.logits import VocabShard, token_log_probs
 from simlab.stabilizers import Stabilizer, bind
 
-from megatron.core.tensor_parallel.random import (  # isort: skip  after the shim of scaleup.model
-    model_parallel_cuda_manual_seed,
-)
-
-QWEN3_30B_A3B = {  # its published config.json, where a field decides a shape or a formula
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "rope_scaling": None,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "use_sliding_window": False,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 LAYOUTS = (  # layout, ranks
     (Layout(tp=4, ep=4), 4),
     (Layout(tp=4, ep=8), 8),
@@ -151,14 +120,7 @@ def as_rank(rank: int, layout: Layout, world: int) -> Iterator[None]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tp,
-            pipeline_model_parallel_size=layout.pp,
-            expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=1,
-            create_gloo_process_groups=False,  # the fake store has no gloo
-        )
-        model_parallel_cuda_manual_seed(0, inference_rng_tracker=True, force_reset_rng=True)
+        start(layout, create_gloo_process_groups=False)  # the fake store has no gloo
         yield
     finally:
         parallel_state.destroy_model_parallel()

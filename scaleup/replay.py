@@ -75,6 +75,12 @@ def local_routes(model: torch.nn.Module, experts: Tensor) -> list[Tensor]:
     return [experts[:, layer].contiguous() for layer in found]
 
 
+def compact(routes: list[Tensor], config) -> list[Tensor]:
+    """The routes on the host, a byte a choice where that suffices: those of a whole step wait there."""
+    narrow = torch.uint8 if config.num_moe_experts <= 256 else torch.int16
+    return [route.to("cpu", narrow) for route in routes]
+
+
 def use(model: torch.nn.Module, routes: list[Tensor]) -> None:
     """Replay these routes in the forward pass that follows."""
     for replay, route in zip(routers(model).values(), routes, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,8 +34,8 @@ class MicroBatch:
     target: Tensor  # [1, T] the token that follows
     at: Tensor  # [N] int64, place in the row of the logits of each sampled token
     b: TokenBatch  # of the sampled tokens; logp is 0 until the forward pass
-    experts: Tensor | None  # [T, layers, k]
-    routes: list[Tensor] | None = None  # what this rank's routers replay
+    experts: Tensor | None  # [T, layers, k], on the host, until routes are made of it
+    routes: list[Tensor] | None = None  # what this rank's routers replay, on the host
     logp: Tensor | None = None  # [N] nats, of the first forward-only pass; on the last stage
     screened: int = 0  # non-finite numbers that were taken out of the mask
 
@@ -54,6 +55,17 @@ def share(
         bins[least].append(i)
         load[least] += len(responses[i].tokens)
     return [[[responses[i] for i in sorted(x)] for x in bins[rank::ranks]] for rank in range(ranks)]
+
+
+def share_by_tokens(responses: Sequence[Response], tokens: int, ranks: int) -> list:
+    """`share` with the fewest micro-batches of at most so many tokens; a longer response is alone."""
+    tokens = max(tokens, max((len(r.tokens) for r in responses), default=0))
+    n = max(math.ceil(sum(len(r.tokens) for r in responses) / (ranks * tokens)), 1)
+    while True:
+        found = share(responses, n, ranks)
+        if max(sum(len(r.tokens) for r in m) for mine in found for m in mine) <= tokens:
+            return found
+        n += 1
 
 
 def collate(
@@ -126,7 +138,7 @@ def collate(
     if routed:
         layers, k = routed
         pads = torch.arange(k).expand(T - len(target), layers, k)
-        experts = torch.cat([*(r.experts.long() for r in responses), pads]).to(device)
+        experts = torch.cat([*(r.experts.cpu().long() for r in responses), pads])
     target = torch.cat([target, target.new_zeros(T - len(target))])[None].to(device)
     screened = int(sum(counts.values()))
     return MicroBatch(packed, target, torch.cat(at).to(device), b, experts, screened=screened)

@@ -39,8 +39,9 @@ import time
 import urllib.request
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -115,7 +116,14 @@ class Engine:
     """
 
     def __init__(
-        self, folder: str | Path, *, dtype: torch.dtype, tp: int, radix_cache: bool, exact: bool
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype,
+        tp: int,
+        radix_cache: bool,
+        exact: bool,
+        deterministic: bool = False,
     ):
         self.folder = Path(folder)
         self.config = json.loads((self.folder / "config.json").read_text())
@@ -125,6 +133,7 @@ class Engine:
             for name in f.keys()  # noqa: SIM118  (not a mapping)
         }
         self.dtype, self.tp, self.radix_cache, self.exact = dtype, tp, radix_cache, exact
+        self.deterministic = deterministic  # seeds are read
         self._sent: dict[str, str] = {}  # checksums of the tensors of the last push
         self._held: list[dict[str, str]] = []  # what the engine then had, by rank
         self.topk = self.config.get("num_experts_per_tok", 0)
@@ -148,12 +157,15 @@ class Engine:
         temperature: float = 1.0,
         ignore_eos: bool = False,
         stop_token_ids: list[int] | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> list[Future[Sample]]:
         """Start n answers to each prompt, in the order p0 p0 .. p1 p1 .., and return their futures.
 
+        `seeds`, one for each answer (63 bits), make its tokens a function of the weights; the engine
+        must have been started with `enable_deterministic_inference=True`, or SGLang ignores them.
         In a coroutine: `await asyncio.wrap_future(f)`. While the engine is paused, requests wait.
-        Raises ValueError for an empty prompt, a token outside the vocabulary or a temperature that
-        is not above 0, RuntimeError after a push that failed.
+        Raises ValueError for an empty prompt, a token outside the vocabulary, a temperature that is
+        not above 0 or seeds that would be ignored, RuntimeError after a push that failed.
         """
         if self.fault:
             raise RuntimeError(self.fault)
@@ -172,10 +184,19 @@ class Engine:
             "ignore_eos": ignore_eos,
             "stop_token_ids": stop_token_ids or [],
         }
+        asked = [prompt for prompt in prompts for _ in range(n)]
+        if seeds is None:
+            settings = [sampling] * len(asked)
+        elif not self.deterministic or len(seeds) != len(asked):
+            raise ValueError(
+                f"rollout: {len(seeds)} seeds for {len(asked)} answers of an engine "
+                f"{'with' if self.deterministic else 'without'} enable_deterministic_inference"
+            )
+        else:
+            settings = [sampling | {"sampling_seed": seed} for seed in seeds]
         return [
-            asyncio.run_coroutine_threadsafe(self._answer(prompt, sampling), self._loop)
-            for prompt in prompts
-            for _ in range(n)
+            asyncio.run_coroutine_threadsafe(self._answer(*each), self._loop)
+            for each in zip(asked, settings, strict=True)
         ]
 
     async def _answer(self, prompt: list[int], sampling: dict[str, Any]) -> Sample:
@@ -224,6 +245,10 @@ class Engine:
     def version(self) -> int:
         """Version of the weights served."""
         return int(self._run("model_info")["weight_version"])
+
+    def forget(self) -> None:
+        """No version is served until the next push, and an answer sampled before it is refused."""
+        self._run("update_weight_version", new_version="-1", abort_all_requests=False)
 
     def checksums(self) -> list[dict[str, str]]:
         """For each rank of the engine, the checksum of every weight, by SGLang's names."""
@@ -469,6 +494,7 @@ def defaults(folder: str | Path, dtype: str, **options) -> dict[str, Any]:
             "disable_cuda_graph": True,
             "max_total_tokens": 8192,
             "max_running_requests": 16,
+            "sleep_on_idle": True,  # an idle engine would take a core from the trainer
         }
     return arguments | options
 
@@ -496,13 +522,29 @@ class LocalEngine(Engine):
             tp=arguments.get("tp_size", 1),
             radix_cache=not arguments.get("disable_radix_cache", False),
             exact=exact,
+            deterministic=arguments.get("enable_deterministic_inference", False),
         )
         self._check_start()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What is submitted inside reaches an idle scheduler at once, so that its batches, and with
+        them the last bit of a log-prob, do not depend on the clock."""
+        self._run("hold")
+        try:
+            yield
+        finally:
+            self._run("release")
 
     async def _call(self, route, body):
         manager, io = self._sglang.tokenizer_manager, self._io
         if route == "generate":
             return await anext(manager.generate_request(io.GenerateReqInput(**body), None))
+        if route in ("hold", "release"):  # of the scheduler alone; requests still go to its queue
+            hold = io.PauseGenerationReqInput(mode="in_place")
+            release = io.ContinueGenerationReqInput(torch_empty_cache=False)
+            await manager._async_dispatch_to_scheduler(hold if route == "hold" else release)
+            return {}
         if route == "model_info":
             return {"weight_version": manager.config_value("weight_version")}
         if route == "abort_request":
@@ -553,6 +595,7 @@ class HttpEngine(Engine):
             dtype = self.config.get("dtype") or self.config["torch_dtype"]
         self.dtype = getattr(torch, dtype)
         self.tp, self.radix_cache = info["tp_size"], not info["disable_radix_cache"]
+        self.deterministic = info["enable_deterministic_inference"]
         self._check_start()
 
     async def _call(self, route, body):

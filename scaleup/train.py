@@ -38,11 +38,11 @@ from scaleup.responses import MicroBatch, Response, collate
 from simlab.across_steps import ema
 from simlab.aggregate import AGGREGATIONS
 from simlab.arguments import check_name
-from simlab.fused import terms
+from simlab.fused import fuse, terms
 from simlab.kl import KL
 from simlab.logits import VocabShard, token_log_probs
 from simlab.stabilizers import Stabilizer, needs
-from simlab.tokens import Surrogate, TokenBatch, on_mask
+from simlab.tokens import TokenBatch, on_mask
 
 from megatron.core.distributed import (  # isort: skip  after the shim of scaleup.model
     DistributedDataParallel,
@@ -74,6 +74,9 @@ class Settings:
     temperature: float = 1.0  # of the rollout
     entropy: bool = True  # report that of pi at every token
     replay: str = "none"  # r3: the experts of the rollout; r2: those of the forward-only pass
+    # Adam with float32 weights and moments on the host; needs a GPU, and has not been run here
+    optimizer_offload: bool = False
+    compile: bool = False  # the loss by torch.compile; pays from about 1e5 tokens a micro-batch on
 
     def __post_init__(self):
         check_name("aggregation", self.aggregation, AGGREGATIONS)
@@ -82,6 +85,8 @@ class Settings:
         check_name("replay", self.replay, REPLAYS)
         if not self.grad_clip > 0:
             raise ValueError(f"grad_clip must be above 0, got {self.grad_clip}")
+        if self.optimizer_offload and not torch.cuda.is_available():
+            raise ValueError("optimizer_offload moves Adam from a GPU to the host: there is no GPU")
 
     def aggregate(self) -> Callable[[Tensor, TokenBatch], tuple[Tensor, Tensor]]:
         """The aggregation with its horizon."""
@@ -120,6 +125,7 @@ class Trainer:
         """Raises ValueError for settings that the model cannot follow."""
         self.stabilizer, self.settings = stabilizer, settings
         self.aggregate = settings.aggregate()
+        self._fused = fuse(stabilizer, self.aggregate) if settings.compile else None
         self.config = config = model.config
         if settings.replay != "none":
             replay.routers(model)  # raises
@@ -132,24 +138,28 @@ class Trainer:
         self.model = DistributedDataParallel(config, ddp, model)
         config.no_sync_func = self.model.no_sync
         config.finalize_model_grads_func = finalize_model_grads
-        self.optimizer = get_megatron_optimizer(
-            OptimizerConfig(
-                optimizer="adam",
-                lr=settings.lr,
-                min_lr=settings.lr,
-                adam_beta1=settings.betas[0],
-                adam_beta2=settings.betas[1],
-                adam_eps=settings.eps,
-                weight_decay=settings.weight_decay,
-                clip_grad=settings.grad_clip,
-                bf16=config.bf16,
-                params_dtype=config.params_dtype,
-                use_distributed_optimizer=True,
-            ),
-            [self.model],
+        how = OptimizerConfig(
+            optimizer="adam",
+            lr=settings.lr,
+            min_lr=settings.lr,
+            adam_beta1=settings.betas[0],
+            adam_beta2=settings.betas[1],
+            adam_eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            clip_grad=settings.grad_clip,
+            bf16=config.bf16,
+            params_dtype=config.params_dtype,
+            use_distributed_optimizer=True,
+            optimizer_cpu_offload=settings.optimizer_offload,
+            optimizer_offload_fraction=float(settings.optimizer_offload),
         )
+        if settings.optimizer_offload:
+            # No float32 weights on the GPU. The field behind it, use_precision_aware_optimizer,
+            # fails without Transformer Engine, whose Adam this path does not use.
+            how.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = True
+        self.optimizer = get_megatron_optimizer(how, [self.model])
         self.dp_rank = parallel_state.get_data_parallel_rank()
-        self.iteration = 0  # optimizer steps taken; a checkpoint holds it and the next
+        self.iteration = 0  # steps, those that changed nothing too; a checkpoint holds it
         self.stats: dict[str, Tensor] | None = None  # the last whole-batch numbers
         self._proximal = "logp_prox" in needs(stabilizer)
 
@@ -163,7 +173,8 @@ class Trainer:
         found = [collate(x, multiple, device, routed) for x in micro_batches]
         for micro in found:
             if routed:
-                micro.routes = replay.local_routes(self.model, micro.experts)
+                routes = replay.local_routes(self.model, micro.experts)
+                micro.routes, micro.experts = replay.compact(routes, self.config), None
         return found
 
     # ------------------------------------------------------------ the forward-only pass
@@ -178,6 +189,22 @@ class Trainer:
         elif how != "ema" or self.stats is None:
             self.stats = self._whole_batch(batches, self.stats)
         return self.stats
+
+    def scores(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """log pi `[N]` of each micro-batch at the model's present weights; [] off the last stage.
+
+        Nothing is kept: routes that r2 would record are forgotten again.
+        """
+        routes = [micro.routes for micro in micro_batches]
+        with torch.no_grad():
+            found = self._schedule(
+                micro_batches,
+                lambda micro, logits, **_: self._score(micro, logits, entropy=False)[0],
+                forward_only=True,
+            )
+        for micro, held in zip(micro_batches, routes, strict=True):
+            micro.routes = held
+        return found
 
     def _look(self, micro: MicroBatch, logits: Tensor, **_) -> TokenBatch:
         logp, _ = self._score(micro, logits, entropy=False)
@@ -209,6 +236,7 @@ class Trainer:
         found = self._schedule(micro_batches, partial(self._loss, stats))
         loss, shown = self._from_last_stage(self._summary(found) if self._last_stage else None)
         norm, updated = self._update(stats)
+        self.iteration += 1
         batches = [x["b"] for x in found]
         if how.quantile == "ema":
             raw = self._whole_batch(batches, None)
@@ -247,29 +275,28 @@ class Trainer:
         how = self.settings
         logp, entropy = self._score(micro, logits, how.entropy)
         b = self._with_proximal(micro, replace(micro.b, logp=logp))
-        stabilizer, kept = _keeping(self.stabilizer)
         if how.quantile == "local":
             stats = self.stabilizer.stats([b])
             if "lr_factor" in stats:
                 raise ValueError(
                     f"{self.stabilizer.name} has no learning rate for each micro-batch"
                 )
-        total, count, shown = terms(stabilizer, self.aggregate, True, b, **stats)
+        run = self._fused or partial(terms, self.stabilizer, self.aggregate, True)
+        total, count, shown, reducers, active = run(b, **stats)
         if how.kl_coef:
             ref = b.need("logp_ref", "the KL term")
             penalty = KL[how.kl](on_mask(b, b.logp), on_mask(b, ref))
             kl, _ = self.aggregate(penalty, b)  # linear: S - coef * penalty, aggregated
             total = total - how.kl_coef * kl
             shown = shown | {"kl": penalty.detach().sum() / b.mask.sum().clamp(min=1)}
-        (surrogate,) = kept
         record = {
             "total": total.detach(),
             "count": count,
             "b": replace(b, logp=logp.detach()),
-            "active": surrogate.active.expand(b.mask.shape) & b.mask,
+            "active": active,
             "entropy": entropy,
             "shown": shown,
-            "how": {name: x.reduce for name, x in surrogate.diagnostics.items()},
+            "how": reducers,
             "screened": micro.screened,
         }
         return -total, count.to(torch.int), record
@@ -325,7 +352,6 @@ class Trainer:
         self.optimizer.step()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        self.iteration += 1
         return norm, True
 
     # ------------------------------------------------------------ Megatron's schedule
@@ -341,11 +367,11 @@ class Trainer:
             if recording:
                 replay.record(model)
             elif mode != "none":
-                replay.use(model, micro.routes)
+                replay.use(model, [x.to(micro.target.device, torch.int64) for x in micro.routes])
             packed = micro.packed
             logits = model(packed.tokens, packed.positions, None, packed_seq_params=packed.params)
             if recording:
-                micro.routes = replay.recorded(model)
+                micro.routes = replay.compact(replay.recorded(model), self.config)
             elif mode != "none":
                 replay.recompute(model)
             return logits, partial(loss, micro)
@@ -415,14 +441,3 @@ def _reduced(x: Tensor, op, group) -> Tensor:
     x = x.contiguous()
     dist.all_reduce(x, op, group=group)
     return x
-
-
-def _keeping(stabilizer: Stabilizer) -> tuple[Stabilizer, list[Surrogate]]:
-    """The stabilizer, and a list in which its surrogates are left: `terms` does not hand out `active`."""
-    kept: list[Surrogate] = []
-
-    def surrogate(b: TokenBatch, **stats) -> Surrogate:
-        kept.append(stabilizer.surrogate(b, **stats))
-        return kept[-1]
-
-    return replace(stabilizer, surrogate=surrogate), kept

@@ -7,14 +7,8 @@ import torch
 
 from scaleup import tiny
 from scaleup.launch import Ranks
+from scaleup.measure import RECOMPUTE, REPLAY, gap, routed, routed_responses, run, slope, start
 
-REPLAY = (("moe_enable_routing_replay", True),)
-RECOMPUTE = (
-    *REPLAY,
-    ("recompute_granularity", "full"),
-    ("recompute_method", "uniform"),
-    ("recompute_num_layers", 1),
-)
 CASES = {
     "1 rank, recompute": (1, {}, RECOMPUTE),
     "DP2": (2, {}, REPLAY),
@@ -39,59 +33,21 @@ def folder(tmp_path_factory):
     return tiny.write(tmp_path_factory.mktemp("tiny"), "qwen3_moe", seed=1)
 
 
-def start(folder, layout, build=REPLAY, name="sat", **settings):
-    """A trainer on this rank."""
-    from scaleup import model, weights
-    from scaleup.train import Settings, Trainer
-    from simlab.stabilizers import bind
-
-    layout = model.Layout(**layout)
-    model.start(layout)
-    built = model.build(model.read_config(folder), layout, **dict(build))
-    weights.load(built, weights.read(folder))
-    return Trainer(built, bind(name), Settings(**{"lr": 1e-3} | settings))
+def steps(ranks, folder, layout, mode, build=REPLAY, broken=False):
+    """Three steps on random sets of experts; `broken` leaves the action at forward."""
+    settings = {"build": build, "lr": 1e-3, "replay": mode}
+    return ranks(replayed, folder, layout, broken, settings)[0]
 
 
-def some_responses(trainer, n=8):
-    """Responses of one length (a wrong micro-batch's experts would fit) with random sets of experts."""
-    from scaleup.responses import Response, share
-
-    draw = torch.Generator().manual_seed(3)
-    rows = []
-    for i in range(n):
-        tokens = torch.randint(512, (11,), generator=draw)
-        logp_mu = -6.5 + torch.randn(8, generator=draw)
-        experts = torch.rand(10, 2, 8, generator=draw).argsort(-1)[..., :2].int()
-        rows.append(Response(tokens, 3, logp_mu, (-1.0) ** (i // 3), experts=experts))
-    return share(rows, 2)[trainer.dp_rank]
-
-
-def run(folder, layout, build, mode, broken=False):
-    """Loss and gradient norm of three steps; `broken` leaves the action at forward."""
-    from scaleup import replay
-
-    trainer = start(folder, layout, build, replay=mode)
-    micro = trainer.collate(some_responses(trainer))
-    right = replay.recompute
-    if broken:
-        replay.recompute = lambda model: None
-    try:
-        found = [trainer.step(micro) for _ in range(3)]
-    finally:
-        replay.recompute = right
-    return [(x.loss, x.grad_norm) for x in found]
-
-
-def gap(a, b):
-    """Largest relative difference of two runs."""
-    pairs = [(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)]
-    return max(abs(x - y) / max(1, abs(x)) for x, y in pairs)
+def replayed(folder, layout, broken, settings):
+    """`run` with routes."""
+    return run(folder, layout, rows=routed_responses, broken=broken, **settings)
 
 
 @pytest.fixture(scope="module")
 def alone(ranks, folder):
     """Three steps on one rank, by replay mode."""
-    return {mode: ranks[1](run, folder, {}, REPLAY, mode)[0] for mode in ("none", "r2", "r3")}
+    return {mode: steps(ranks[1], folder, {}, mode) for mode in ("none", "r2", "r3")}
 
 
 def test_modes_differ(alone):
@@ -106,51 +62,17 @@ def test_modes_differ(alone):
 def test_layouts_agree(ranks, folder, alone, case, mode):
     """Three steps give the numbers of one rank in every layout, with and without recomputation."""
     n, layout, build = CASES[case]
-    found = ranks[n](run, folder, layout, build, mode)[0]
+    found = steps(ranks[n], folder, layout, mode, build)
     print(case, mode, f"{gap(alone[mode], found):.1e}", found)
     assert gap(alone[mode], found) < 1e-5
 
 
 def test_negative_control(ranks, folder, alone):
     """PP2 and recomputation with the action left at REPLAY_FORWARD: wrong gradients, and no error."""
-    found = ranks[2](run, folder, {"pp": 2}, RECOMPUTE, "r3", True)[0]
-    print("right", alone["r3"], "left on", found)
-    assert found[0][0] == pytest.approx(alone["r3"][0][0], abs=1e-6)  # the loss shows nothing
-    assert abs(found[0][1] - alone["r3"][0][1]) > 1e-3 * alone["r3"][0][1]
-
-
-def routed(folder, layout, mode):
-    """Sets each router used on perturbed weights, free and replayed, against those that were given."""
-    from scaleup.weights import unwrap
-
-    trainer = start(folder, layout, lr=0.0, replay=mode)
-    micro = trainer.collate(some_responses(trainer))
-    if mode == "r2":
-        trainer.before(micro)
-    used = []
-    model = unwrap(trainer.model)
-    hooks = [
-        layer.mlp.router.register_forward_hook(lambda _, __, out: used.append(out[1].clone()))
-        for layer in model.decoder.layers
-    ]
-    draw = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.03 * torch.randn(parameter.shape, generator=draw)
-    trainer.step(micro) if mode == "r3" else trainer._schedule(micro, trainer._look, True)
-    replayed, used[:] = used[-len(micro) * len(hooks) :], []
-    given = [route for m in micro for route in m.routes]
-    trainer.settings = replace(trainer.settings, replay="none")
-    trainer.step(micro)
-    free = used[-len(given) :]
-    for hook in hooks:
-        hook.remove()
-    same, moved = [], []
-    for route, x, y in zip(given, replayed, free, strict=True):
-        wanted = torch.zeros_like(x).scatter(1, route, True)
-        same.append(bool((x == wanted).all()))
-        moved.append((y != wanted).any(1).float().mean().item())
-    return same, moved
+    found = steps(ranks[2], folder, {"pp": 2}, "r3", RECOMPUTE, broken=True)
+    first, right = found[0], alone["r3"][0]
+    assert first["loss"] == pytest.approx(right["loss"], abs=1e-6)  # the loss shows nothing
+    assert abs(first["norm"] - right["norm"]) > 1e-3 * right["norm"]
 
 
 @pytest.mark.parametrize(("n", "layout"), [(1, {}), (2, {"tp": 2, "ep": 2})])
@@ -162,29 +84,6 @@ def test_sets_are_those_given(ranks, folder, n, layout, mode):
         assert all(same)
         print(mode, layout, "tokens with other sets", moved)
         assert min(moved) > 0.1
-
-
-def slope(folder):
-    """Derivative of the loss along the routers' gradient: from the gradient, and by differences."""
-    from scaleup.weights import unwrap
-
-    trainer = start(folder, {}, lr=0.0, replay="r3", name="pg")
-    micro = trainer.collate(some_responses(trainer))
-    trainer.step(micro)
-    weights = [layer.mlp.router.weight for layer in unwrap(trainer.model).decoder.layers]
-    grads = [w.main_grad.clone() for w in weights]
-    size = torch.stack([g.norm() for g in grads]).norm()
-    h = 2e-2
-    losses = []
-    for side in (1, -1):
-        with torch.no_grad():
-            for w, g in zip(weights, grads, strict=True):
-                w += side * h * g / size
-        losses.append(trainer.step(micro).loss)
-        with torch.no_grad():
-            for w, g in zip(weights, grads, strict=True):
-                w -= side * h * g / size
-    return size.item(), (losses[0] - losses[1]) / (2 * h), [g.norm().item() for g in grads]
 
 
 def test_gradient_reaches_the_router(ranks, folder):
@@ -199,8 +98,8 @@ def wrong(folder):
     """One-sentence errors, and what an exception leaves behind."""
     from scaleup import replay
 
-    trainer = start(folder, {}, replay="r3")
-    rows = some_responses(trainer)
+    trainer = start(folder, {}, build=REPLAY, replay="r3")
+    rows = routed_responses(trainer)
     experts, out = rows[0][0].experts, {}
     for name, bad in {
         "none": None,

@@ -7,15 +7,8 @@ import torch
 
 from scaleup import tiny
 from scaleup.launch import Ranks
-
-LAYOUTS = {
-    "DP2": {},
-    "EP2": {"ep": 2},
-    "TP2 SP": {"tp": 2},
-    "TP2 SP EP2": {"tp": 2, "ep": 2},
-    "PP2": {"pp": 2},
-}
-STEPS = 3
+from scaleup.measure import LAYOUTS, STEPS, gap, local, run, simulated, some_responses, start
+from scaleup.responses import Response, share_by_tokens
 
 
 @pytest.fixture(scope="module")
@@ -36,68 +29,6 @@ def two():
 def folder(tmp_path_factory):
     """A tiny mixture of experts."""
     return tiny.write(tmp_path_factory.mktemp("tiny"), "qwen3_moe", seed=1)
-
-
-def start(folder, layout, name="sat", arguments=(), build=(), **settings):
-    """A trainer on this rank."""
-    from scaleup import model, weights
-    from scaleup.train import Settings, Trainer
-    from simlab.stabilizers import bind
-
-    layout = model.Layout(**layout)
-    model.start(layout)
-    built = model.build(model.read_config(folder), layout, **dict(build))
-    weights.load(built, weights.read(folder))
-    return Trainer(built, bind(name, **dict(arguments)), Settings(**{"lr": 1e-4} | settings))
-
-
-def some_responses(trainer, n=9, noise=0.3):
-    """Responses of 4 to 12 tokens; mu is the first trainer's pi and noise, so both ends of a clip bind.
-
-    The log-probs of pi come from a forward pass of whatever layout, rounded so that all agree.
-    """
-    from scaleup.responses import Response, share
-
-    draw = torch.Generator().manual_seed(3)
-    rows = []
-    for i in range(n):
-        tokens = torch.randint(512, (7 + i,), generator=draw)
-        mask = torch.ones(4 + i, dtype=torch.bool)
-        mask[1] = i % 3 > 0
-        gap = noise * torch.randn(4 + i, generator=draw)
-        advantage = round(float(torch.randn((), generator=draw)), 3)
-        rows.append(Response(tokens, 3, gap, advantage, mask, fields={"logp_ref": gap - 5.0}))
-    micro = trainer.collate([rows])
-    trainer.before(micro)
-    logp = trainer._from_last_stage(micro[0].logp)
-    parts = logp.split([len(r.logp_mu) for r in rows])
-    rows = [
-        replace(r, logp_mu=(r.logp_mu + p).round(decimals=3))
-        for r, p in zip(rows, parts, strict=True)
-    ]
-    trainer.stats = None
-    return share(rows, 2)[trainer.dp_rank]
-
-
-def run(folder, layout, steps=STEPS, **settings):
-    """What every step returned, as plain numbers."""
-    trainer = start(folder, layout, **settings)
-    micro = trainer.collate(some_responses(trainer))
-    if settings.get("quantile") == "pre_step":
-        trainer.before(micro)
-    rows = []
-    for _ in range(steps):
-        x = trainer.step(micro)
-        numbers = {"loss": x.loss, "norm": x.grad_norm, "active": x.active, "tokens": x.tokens}
-        shown = {k: v for k, v in x.diagnostics.items() if k != "screened"}
-        rows.append(numbers | shown | {k: float(v) for k, v in x.stats.items()})
-    return rows
-
-
-def gap(a, b):
-    """Largest difference of two runs over all numbers of all steps."""
-    assert [x.keys() for x in a] == [x.keys() for x in b]
-    return max(abs(x[k] - y[k]) / max(1, abs(x[k])) for x, y in zip(a, b, strict=True) for k in x)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +52,7 @@ def test_layouts_agree(two, folder, alone, layout):
 
 def bf16(folder):
     """Three steps with bf16 weights, float32 main weights and gradients."""
-    return run(folder, {}, build=(("dtype", torch.bfloat16),))
+    return run(folder, {}, build={"dtype": torch.bfloat16})
 
 
 def test_bf16(one, two, folder, alone):
@@ -170,71 +101,25 @@ def test_the_registry_s_function_is_called(one, folder):
     assert calls == [True, True]
 
 
-def simulated(folder, names, aggregation, kl_coef):
-    """Gaps between Megatron's step and the simulator's loss call on plain log-probs."""
-    from scaleup import model, weights
-    from simlab.aggregate import AGGREGATIONS, mean
-    from simlab.kl import KL
-    from simlab.stabilizers import bind, needs
-    from simlab.tokens import TokenBatch
-
-    trainer = start(folder, {}, lr=0.0, aggregation=aggregation, kl_coef=kl_coef)
-    shared = some_responses(trainer)
-    draw = torch.Generator().manual_seed(5)
-    for rows in shared:
-        for i, r in enumerate(rows):
-            n = len(r.logp_mu)
-            more = {
-                "logp_prox": r.logp_mu + 0.1 * torch.randn(n, generator=draw),
-                "entropy_mu": 3 * torch.rand(n, generator=draw),
-                "gini_mu": torch.rand(n, generator=draw),
-                "uniform": torch.rand(n, generator=draw),
-                "age": torch.randint(8, (n,), generator=draw),
-                "stratum": torch.arange(n) // 4,
-                "tv": torch.rand(n, generator=draw) / 2,
-            }
-            rows[i] = replace(r, fields=r.fields | more)
-    micro = trainer.collate(shared)
-
-    plain = model.build(model.read_config(folder), model.Layout())  # no DDP, one response at a time
-    weights.load(plain, weights.read(folder))
-    everything = [r for rows in shared for r in rows]
-    parts = []
-    for r in everything:
-        logits = plain(r.tokens[None], torch.arange(len(r.tokens))[None], None)[0]
-        logp = logits[:-1].double().log_softmax(-1).gather(-1, r.tokens[1:, None])[:, 0]
-        parts.append(logp[r.prompt - 1 :].float())
-    lengths = torch.tensor([len(p) for p in parts])
-    b = TokenBatch(
-        logp=torch.cat(parts),
-        logp_mu=torch.cat([r.logp_mu for r in everything]),
-        advantage=torch.tensor([r.advantage for r in everything]).repeat_interleave(lengths),
-        mask=torch.cat([r.mask for r in everything]),
-        response=torch.arange(len(parts)).repeat_interleave(lengths),
-        **{k: torch.cat([r.fields[k] for r in everything]) for k in everything[0].fields},
-    )
-    found = {}
-    for name in names:
-        stabilizer = bind(name, **{"spo_scaled": {"alpha": 0.5}}.get(name, {}))
-        if set(needs(stabilizer)) & {"topk", "topk_mu"}:
-            continue
-        trainer.stabilizer, trainer.stats = stabilizer, None
-        step = trainer.step(micro)
-
-        stats = stabilizer.stats([b])
-        S, active, _ = stabilizer.surrogate(b, **stats)
-        S = S - kl_coef * KL["k2"](b.logp, b.logp_ref)
-        loss = -mean(*AGGREGATIONS[aggregation](S, b))
-        inputs = [p for p in plain.parameters() if p.requires_grad]
-        grads = torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
-        norm = torch.cat([g.flatten() for g in grads if g is not None]).double().norm()
-        found[name] = (
-            abs(step.loss - loss.item()),
-            abs(step.grad_norm - norm.item()) / max(norm.item(), 1e-3),
-            torch.equal(torch.cat(step.actives), active.expand(b.mask.shape) & b.mask),
-            loss.item(),
-        )
+def compiled(folder, name):
+    """One step, eager and compiled, of two micro-batches: plain numbers and the active tokens."""
+    found = []
+    for compiles in (False, True):
+        trainer = start(folder, {}, name=name, compile=compiles, kl_coef=0.01)
+        x = trainer.step(trainer.collate(some_responses(trainer)))
+        found.append((x.loss, x.grad_norm, x.diagnostics, torch.cat(x.actives).tolist()))
     return found
+
+
+@pytest.mark.parametrize("name", ["sat", "gspo"])
+def test_the_compiled_loss(one, folder, name):
+    """With `compile` one step has the same loss, gradient norm, diagnostics and active tokens."""
+    ((a, b),) = one(compiled, folder, name)
+    assert b[0] == pytest.approx(a[0], abs=1e-6)
+    assert b[1] == pytest.approx(a[1], rel=1e-6)
+    assert b[2] == pytest.approx(a[2], abs=1e-6)
+    assert b[3] == a[3]
+    assert 0 < sum(a[3]) < len(a[3])
 
 
 @pytest.mark.parametrize(
@@ -258,17 +143,13 @@ def test_the_simulator_s_loss(one, folder, aggregation, kl_coef):
 
 def test_a_local_quantile_depends_on_the_cut(one, two, folder, alone):
     """A quantile of each micro-batch gives another loss, and another one again on two ranks."""
-    (local,) = one(run_local, folder)
-    split, _ = two(run_local, folder)
+    ((alike, q),) = one(local, folder, {})
+    (split, _), _ = two(local, folder, {})
     exact = alone[0]
-    print("loss, norm", *((x["loss"], x["norm"]) for x in (exact, local, split)))
-    for a, b in ((local, exact), (split, exact), (local, split)):
+    print("loss, norm", *((x["loss"], x["norm"]) for x in (exact, alike, split)), q, exact["q"])
+    assert q[0] != q[1]
+    for a, b in ((alike, exact), (split, exact), (alike, split)):
         assert abs(a["loss"] - b["loss"]) > 1e-4  # layouts agree to 1e-5
-
-
-def run_local(folder):
-    """First step under `local`."""
-    return run(folder, {}, 1, quantile="local")[0]
 
 
 def run_choices(folder):
@@ -396,3 +277,19 @@ def test_errors(one, folder):
     assert found.keys() == parts.keys()
     for name, part in parts.items():
         assert part in found[name]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens"), [([5, 5, 5], 9), ([20] * 7, 32), ([3, 50], 10), ([4], 99)]
+)
+def test_micro_batches_keep_to_their_tokens(lengths, tokens):
+    """No micro-batch has more tokens than allowed, a longer response aside; each response is in one."""
+    rows = [
+        Response(torch.zeros(n, dtype=torch.int64), 1, torch.zeros(n - 1), 0.0) for n in lengths
+    ]
+    for ranks in (1, 2):
+        found = share_by_tokens(rows, tokens, ranks)
+        sizes = [sum(len(r.tokens) for r in m) for mine in found for m in mine]
+        assert max(sizes) <= max(tokens, *lengths)
+        assert sorted(id(r) for mine in found for m in mine for r in m) == sorted(map(id, rows))
+        assert len({len(mine) for mine in found}) == 1

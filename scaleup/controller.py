@@ -1,0 +1,318 @@
+"""The loop of an asynchronous run: which answers are begun when, which are trained on, what is pushed.
+
+Every decision about time is the lag regime's, the object that the simulator asks: `may_start(batch,
+served)` begins answers, `broadcast_now(step)` pushes weights, `on_broadcast` waits for the answers
+in flight or sends the weights into them. Batch k is what optimizer step k trains on; version v of the
+weights is what v steps made. Batches are trained in the order in which they were begun, each
+answer once.
+
+A checkpoint is taken when nothing is in flight. It holds the accepted answers that wait to be
+trained on, so a killed run goes on with the very batches that it would have had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import ray
+import torch
+
+from scaleup import checkpoint
+from scaleup.engines import START, Request
+from scaleup.evaluate import avg_at_k
+from scaleup.metrics import Metrics
+from scaleup.recipe import RunSpec
+from scaleup.responses import Response
+from scaleup.rollout import Sample
+from scaleup.session import Session
+from scaleup.tasks import load_tokenizer, make
+from simlab.advantages import ADVANTAGES
+from simlab.page import commit
+from simlab.config import RunError
+from simlab.token_log import Run, write_step
+
+
+class Controller:
+    """One run. Raises RunError or ValueError, before anything is started, for a task or a checkpoint
+    that does not belong to it."""
+
+    def __init__(self, spec: RunSpec, out: Path, folder: Path):
+        self.spec, self.out, self.folder = spec, Path(out), folder
+        self.regime, self.how, self.world = spec.regime, spec.training, spec.world
+        self.checkpoints = self.out / "checkpoints"
+        self.step, self.served = 0, 0
+        self.begun = 0  # batches whose answers were asked for
+        self.ready: dict[int, dict[int, tuple]] = {}  # batch -> prompt -> (samples, rewards)
+        self.found = self._resume()
+        self.task = self._task(spec.world.task, spec.world.task_options, spec.seed)
+
+    def _task(self, name: str, options: dict, seed: int):
+        task = make(name, load_tokenizer(self.folder), seed=seed, **options)
+        size = json.loads((self.folder / "config.json").read_text())["vocab_size"]
+        if task.largest_token() >= size:
+            raise RunError(f"task {name} has token {task.largest_token()}, the model has {size}")
+        return task
+
+    # ------------------------------------------------------------ the loop
+    def run(self, session: Session) -> Iterator[dict]:
+        """Train to the end, from the last checkpoint or from the start; yields the row of each step."""
+        self.session, pool = session, session.pool
+        session.on_all("prepare", self.spec, str(self.folder), what="model", timeout=START)
+        if self.found is not None:
+            session.on_all("load", str(self.found), what=str(self.found), timeout=START)
+        self._serve(self.served)
+        metrics = Metrics(self.out, self.spec, self.step)
+        self.earlier = metrics.rows[-1]["seconds"] if metrics.rows else 0.0
+        self.started, self.trained_seconds = time.monotonic(), 0.0
+        try:
+            while self.step < self.how.steps:
+                self._fill()
+                while len(self.ready.get(self.step, ())) < self.world.prompts:
+                    if not pool.in_flight:
+                        raise RunError(f"lag {self.spec.lag} never starts the batch of {self.step}")
+                    self._accept(pool.collect(0.5))
+                about, refs = self._train()
+                while pool.in_flight and not _all_done(refs):
+                    self._accept(pool.collect(0.05))
+                row = self._trained(about, refs)
+                self.step += 1
+                metrics.add(row := row | self._publish())
+                if (every := self.world.checkpoint_every) and self.step % every == 0:
+                    self._checkpoint()
+                yield row
+        finally:
+            metrics.close()
+            self.task.close()
+
+    def _fill(self) -> None:
+        """Begin the batches that the regime lets begin."""
+        requests = []
+        while self.begun < self.how.steps and self.regime.may_start(self.begun, self.served):
+            for i in range(self.world.prompts):
+                seeds = self._seeds(0, self.begun, i, self.world.answers)
+                number = self.begun * self.world.prompts + i
+                requests.append(self._request(self.task, number, self.begun, i, seeds))
+            self.begun += 1
+        self.session.pool.begin(requests)
+
+    def _request(self, task, number: int, batch: int, index: int, seeds: np.ndarray) -> Request:
+        """Answers to prompt `number` of a task."""
+        how = {"max_new_tokens": self.world.max_new_tokens, "temperature": self.world.temperature}
+        how |= {"ignore_eos": True} if task.eos is None else {"stop_token_ids": [task.eos]}
+        read = seeds.tolist() if self.world.engine.deterministic else None
+        return Request(batch, index, task.prompt(number).ids, len(seeds), read, how)
+
+    def _seeds(self, purpose: int, batch: int, index: int, n: int) -> np.ndarray:
+        """A seed for each of n answers."""
+        key = (self.spec.seed, self.spec.arm.stream, purpose, batch, index)
+        return np.random.SeedSequence(key).generate_state(n, np.uint64) >> np.uint64(1)
+
+    def _accept(self, done: list) -> None:
+        """Score what came back, and keep it under the step that will train on it."""
+        for request, samples in done:
+            number = request.batch * self.world.prompts + request.index
+            prompts = [self.task.prompt(number)] * len(samples)
+            rewards = self.task.rewards(prompts, [s.output for s in samples])
+            self.ready.setdefault(request.batch, {})[request.index] = samples, rewards
+
+    def _drain(self) -> None:
+        while self.session.pool.in_flight:
+            self._accept(self.session.pool.collect(0.5))
+
+    # ------------------------------------------------------------ one step
+    def _train(self) -> tuple[dict, list]:
+        """Begin the optimizer step on the oldest batch."""
+        batch = self.ready.pop(self.step)
+        held = [batch[i] for i in range(self.world.prompts)]
+        rewards = torch.tensor([r for _, r in held], dtype=torch.float64)
+        lengths = torch.tensor([[len(s.output) for s in samples] for samples, _ in held])
+        advantage = ADVANTAGES[self.how.advantage](rewards, lengths)
+        responses, log = [], {"group": [], "reward": [], "finish_reason": []}
+        digest = hashlib.sha256()
+        for p, (samples, _) in enumerate(held):
+            for g, s in enumerate(samples):
+                digest.update(f"{self.step} {p} {g} {s.output}".encode())
+                responses.append(
+                    Response(
+                        tokens=torch.tensor(s.prompt + s.output),
+                        prompt=len(s.prompt),
+                        logp_mu=s.logp_mu,
+                        advantage=float(advantage[p, g]),
+                        experts=s.experts,
+                        fields={"age": self.step - s.version},
+                    )
+                )
+                log["group"].append(p)
+                log["reward"].append(float(rewards[p, g]))
+                log["finish_reason"].append(s.finish)
+        every = self.world.token_log_every
+        logged = bool(every) and (self.step % every == 0 or self.step == self.how.steps - 1)
+        about = {
+            "step": self.step,
+            "reward": float(rewards.mean()),
+            "mixed": float((rewards.amax(1) > rewards.amin(1)).double().mean()),
+            "length": float(lengths.double().mean()),
+            "queue": sum(len(b) for b in self.ready.values()) / self.world.prompts,
+            "in_flight": self.session.pool.in_flight,
+            "served": self.served,
+            "aborted": log["finish_reason"].count("abort"),
+            "samples": digest.hexdigest()[:16],
+        }
+        self.began = time.monotonic()
+        return about, self.session.begin_on_all("step", ray.put(responses), log if logged else None)
+
+    def _trained(self, about: dict, refs: list) -> dict:
+        """The row of a finished step; its token log is written."""
+        found = self.session.finish(refs, f"step {self.step}")
+        now = time.monotonic()
+        self.trained_seconds += now - self.began
+        if frames := [rows for _, rows in found if rows is not None]:
+            rows = pl.concat(frames, how="vertical_relaxed").sort("response")
+            folder = self.out / "token_log"
+            try:
+                write_step(folder, self.step, rows, self._settings())
+            except OSError as error:
+                why = error.strerror or error
+                raise RunError(f"{folder}: step {self.step} cannot be written ({why})") from error
+        wall = now - self.started
+        return (
+            about
+            | found[0][0]
+            | {
+                "seconds": self.earlier + wall,
+                "engine_busy": self.session.pool.busy() / wall,
+                "trainer_busy": self.trained_seconds / wall,
+                "engine_restarts": self.session.pool.restarts,
+            }
+        )
+
+    def _settings(self) -> Run:
+        world, how = self.world, self.how
+        norm = how.aggregation == "seq_mean_token_sum_norm"
+        return Run.of(
+            self.spec.arm.stabilizer,
+            temperature=world.temperature,
+            top_p=1.0,
+            top_k=-1,
+            logprob_mode="scaled",
+            aggregation=how.aggregation,
+            horizon=world.max_new_tokens if norm else None,
+            code_version=commit(),
+            notes={
+                "engine": f"sglang {world.engine.dtype}",
+                "trainer": "megatron-core",
+                "model": world.model,
+            },
+        )
+
+    # ------------------------------------------------------------ weights
+    def _serve(self, version: int) -> None:
+        """The engines get the trainer's weights under this number."""
+        weights = self.session.weights(f"weights of version {version}")
+        self.session.pool.push(weights, version)
+        self.served = version
+
+    def _publish(self) -> dict:
+        """Serve the new weights when the regime says so; avg@k of them when that is due.
+
+        After the last step they are served for the sake of an evaluation alone.
+        """
+        every, before = self.world.evaluate_every, self.served
+        last = self.step == self.how.steps
+        if not (every if last else self.regime.broadcast_now(self.step)):
+            return {}
+        if self.regime.on_broadcast == "drain":
+            self._drain()
+        self._serve(self.step)
+        if every and (last or self.step // every > before // every):
+            return self._evaluate()
+        return {}
+
+    def _evaluate(self) -> dict:
+        """avg@k of the weights that are served."""
+        self._drain()
+        about, pool = self.world.evaluation, self.session.pool
+        task = self._task(about.task, about.task_options, 0)
+        k = about.samples * about.repeats
+        asked = range(about.problems)
+        scores = {}
+        try:
+            pool.begin(
+                [self._request(task, i, -1, i, self._seeds(1, self.step, i, k)) for i in asked]
+            )
+            while pool.in_flight:
+                for request, samples in pool.collect(0.5):
+                    prompts = [task.prompt(request.index)] * k
+                    scores[request.index] = task.rewards(prompts, [s.output for s in samples])
+        finally:
+            task.close()
+        found = avg_at_k(np.array([scores[i] for i in asked]))
+        return {"avg_at_k": found.avg, "avg_at_k_low": found.low, "avg_at_k_high": found.high}
+
+    # ------------------------------------------------------------ stop and go on
+    def _checkpoint(self) -> None:
+        """What goes on from here: trainers, numbers of batches, and the accepted answers."""
+        self._drain()
+        state = {"step": self.step, "begun": self.begun, "served": self.served}
+        ready = [
+            [batch, i, [vars(s) for s in samples], list(map(float, rewards))]
+            for batch, prompts in self.ready.items()
+            for i, (samples, rewards) in prompts.items()
+        ]
+        extra = ray.put(state | {"settings": json.dumps(self._wanted()), "ready": ready})
+        what = f"checkpoint of step {self.step} in {self.checkpoints}"
+        try:
+            path, *_ = self.session.on_all("save", str(self.checkpoints), extra, what=what)
+        except RunError:
+            _remove(self.checkpoints.glob("*.part"))
+            raise
+        _remove(p for p in self.checkpoints.glob("step_*") if str(p) != path)
+
+    def _resume(self) -> Path | None:
+        """The last checkpoint, if there is one; its numbers and answers are taken over."""
+        found = checkpoint.latest(self.checkpoints)
+        if found is None:
+            return None
+        held = checkpoint.extra(found)
+        if odd := _differs(json.loads(held["settings"]), self._wanted()):
+            raise RunError(f"{found}: is a checkpoint of another run, its {odd} differs")
+        self.step, self.begun, self.served = held["step"], held["begun"], held["served"]
+        for batch, index, samples, rewards in held["ready"]:
+            entry = [Sample(**s) for s in samples], rewards
+            self.ready.setdefault(batch, {})[index] = entry
+        return found
+
+    def _wanted(self) -> dict:
+        """Settings that a run keeps when it goes on."""
+        held = json.loads(json.dumps(self.spec.settings(), default=str))
+        for name in ("checkpoint_every", "token_log_every"):
+            del held["world"][name]
+        for name in ("timeout", "restarts"):
+            del held["world"]["engine"][name]
+        return held
+
+
+def _all_done(refs: list) -> bool:
+    return len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs)
+
+
+def _differs(held: dict, wanted: dict) -> str | None:
+    """Dotted name of the first setting that is another."""
+    for name in wanted.keys() | held.keys():
+        one, two = held.get(name), wanted.get(name)
+        if one != two:
+            both = isinstance(one, dict) and isinstance(two, dict)
+            return f"{name}.{_differs(one, two)}" if both else name
+    return None
+
+
+def _remove(folders) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

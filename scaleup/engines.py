@@ -1,0 +1,294 @@
+"""The rollout pool: SGLang engines as Ray actors, routed by load, started anew when one dies.
+
+A request is a prompt with n answers, and is accepted when all of them are back. An engine that dies
+loses what it had in flight, never what was accepted: the pool gives those requests to an engine
+again, with the same seeds. The pool remembers the weights that are served, and an engine that joins
+is given them before it samples.
+
+Log-probs of a row depend in the last bit on the rows beside it, so requests to an idle engine reach
+its scheduler at once, and after a death all of them are begun again, those accepted too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import ray
+import torch
+
+from scaleup.recipe import EngineSpec
+from simlab.config import RunError
+
+DEAD = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+START = 600.0  # seconds that a start may take, whatever the recipe's timeout
+
+
+class Request(NamedTuple):
+    """A prompt of a step and the settings of its answers."""
+
+    batch: int  # the step that will train on them
+    index: int  # of the prompt in its batch
+    prompt: list[int]
+    n: int
+    seeds: list[int] | None
+    sampling: dict
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What names it in a run."""
+        return self.batch, self.index
+
+
+class Engine:
+    """Body of an engine actor; calls never wait for answers longer than they are told."""
+
+    def __init__(self, folder: str, spec: EngineSpec, seed: int):
+        from scaleup.rollout import LocalEngine
+
+        torch.set_num_threads(1)
+        options = spec.options | {"random_seed": seed, "weight_version": "-1"}
+        if spec.tp > 1:
+            options["tp_size"] = spec.tp
+        if spec.deterministic:
+            options["enable_deterministic_inference"] = True
+        self.engine = LocalEngine(folder, spec.dtype, spec.exact, **options)
+        self.running: dict[tuple[int, int], tuple[Request, list]] = {}
+        experts = self.engine.config.get("num_experts") or 0
+        self.small = torch.uint8 if experts <= 256 else torch.int16
+
+    def begin(self, requests: list[Request]) -> None:
+        """Start requests."""
+        with nullcontext() if self.running else self.engine.held():
+            for r in requests:
+                futures = self.engine.submit([r.prompt], r.n, seeds=r.seeds, **r.sampling)
+                self.running[r.key] = r, futures
+
+    def collect(self, seconds: float) -> tuple[list[tuple[Request, list]], int]:
+        """Requests that are done, after waiting for an answer at most so long; answers still to come."""
+        if not self._done():
+            wait(self._waiting(), seconds, return_when=FIRST_COMPLETED)
+        found = []
+        for key in self._done():
+            request, futures = self.running.pop(key)
+            found.append((request, [self._slim(f.result()) for f in futures]))
+        return found, len(self._waiting())
+
+    def _done(self) -> list[tuple[int, int]]:
+        return [key for key, (_, futures) in self.running.items() if all(f.done() for f in futures)]
+
+    def _waiting(self) -> list:
+        return [f for _, futures in self.running.values() for f in futures if not f.done()]
+
+    def _slim(self, sample):
+        if sample.experts is None:
+            return sample
+        return replace(sample, experts=sample.experts.to(self.small))
+
+    def push(self, tensors: dict, version: int) -> None:
+        """Serve these weights; into the answers in flight, if there are."""
+        self.engine.push(tensors, version)
+
+    def clear(self) -> None:
+        """End all that is in flight and forget it, and the version that was served."""
+        self.engine.abort_all()
+        wait(self._waiting(), 60)
+        self.running.clear()
+        self.engine.forget()
+
+    def pid(self) -> int:
+        """Of the process."""
+        return os.getpid()
+
+
+@dataclass
+class Member:
+    """An engine of the pool as the controller sees it."""
+
+    number: int
+    actor: object = None  # None: to be started
+    running: dict[tuple[int, int], Request] = field(default_factory=dict)
+    group: list[Request] = field(default_factory=list)  # what it was given while idle
+    accepted: set[tuple[int, int]] = field(default_factory=set)  # of the group
+    asked: object = None  # the `collect` under way
+    waiting: int = 0  # answers to come, as it said last
+    heard: float = 0.0  # when it took requests or ended an answer
+    busy: float = 0.0  # seconds with answers in flight, those since `marked` aside
+    marked: float = 0.0  # 0: there are none
+
+
+class Pool:
+    """The engines of a run. Raises RunError, in one sentence, when one is lost for good."""
+
+    def __init__(self, folder: str, spec: EngineSpec, gpus: bool):
+        self.folder, self.spec, self.gpus = folder, spec, gpus
+        self.restarts, self.weights, self.version = 0, None, 0
+        self.members = [Member(i) for i in range(spec.count)]
+
+    def clear(self) -> None:
+        """Forget requests and weights of an earlier run, and start the engines that are not there."""
+        self.restarts, self.weights = 0, None
+        self.members = [Member(m.number, m.actor) for m in self.members]
+        self._on_all("clear", what="did not end its answers", lost=self._kill)
+        missing = [m for m in self.members if m.actor is None]
+        for m in missing:
+            self._start(m)
+        for m in missing:
+            try:
+                self._wait(m, m.actor.pid.remote(), "did not start", START)
+            except DEAD as error:
+                self._kill(m)
+                raise RunError(f"engine {m.number} did not start: {last_line(error)}") from error
+
+    # ------------------------------------------------------------ weights
+    def push(self, weights, version: int) -> None:
+        """Give the weights (an object of Ray's store) to every engine, at the same time."""
+        self.weights, self.version = weights, version
+        self._on_all("push", weights, version, what=self._refused, lost=self._revive)
+
+    @property
+    def _refused(self) -> str:
+        return f"did not take version {self.version}"
+
+    # ------------------------------------------------------------ requests
+    def begin(self, requests: list[Request]) -> None:
+        """Start requests, each on the engine with the fewest answers in flight."""
+        given: dict[int, list[Request]] = {m.number: [] for m in self.members}
+        load = [sum(r.n for r in m.running.values()) for m in self.members]
+        for request in requests:
+            least = load.index(min(load))
+            load[least] += request.n
+            given[least].append(request)
+        for member in self.members:
+            if mine := given[member.number]:
+                member.group, member.accepted = ([], set()) if member.running else (mine, set())
+                member.running |= {r.key: r for r in mine}
+                member.heard = time.monotonic()
+                member.marked = member.marked or member.heard
+                try:
+                    self._wait(member, member.actor.begin.remote(mine), "did not start answers")
+                except DEAD:
+                    self._revive(member)
+
+    def collect(self, seconds: float) -> list[tuple[Request, list]]:
+        """Requests that are done; waits for one at most so long."""
+        for m in self.members:
+            if m.running and m.asked is None:
+                m.asked = m.actor.collect.remote(seconds)
+        asked = {m.asked: m for m in self.members if m.asked is not None}
+        ready, _ = ray.wait(list(asked), timeout=seconds + 1) if asked else ([], [])
+        done = []
+        for ref in ready:
+            member, asked[ref].asked = asked[ref], None
+            try:
+                found, waiting = self._wait(member, ref, "failed")
+            except DEAD:
+                self._revive(member)
+            else:
+                done += self._accepted(member, found, waiting)
+        for m in self.members:
+            if m.running and time.monotonic() - m.heard > self.spec.timeout:
+                self._revive(m, f"ended no answer in {self.spec.timeout:g} s")
+        return done
+
+    def _accepted(self, member: Member, found: list, waiting: int) -> list[tuple[Request, list]]:
+        """What came back for the first time."""
+        done = []
+        for request, samples in found:
+            del member.running[request.key]
+            if request.key not in member.accepted:
+                done.append((request, samples))
+                if member.group:
+                    member.accepted.add(request.key)
+        now = time.monotonic()
+        if found or waiting != member.waiting:
+            member.heard = now
+        member.waiting = waiting
+        if not member.running:
+            member.busy, member.marked = member.busy + now - member.marked, 0.0
+        return done
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not back."""
+        return sum(len(m.running) for m in self.members)
+
+    def busy(self) -> float:
+        """Seconds with answers in flight, mean over the engines."""
+        now = time.monotonic()
+        spent = [m.busy + (now - m.marked if m.marked else 0.0) for m in self.members]
+        return sum(spent) / len(spent)
+
+    # ------------------------------------------------------------ what can go wrong
+    def _start(self, member: Member) -> None:
+        options = {"num_gpus": self.spec.tp} if self.gpus else {"num_cpus": 0}
+        seed = member.number + self.spec.count * self.restarts  # not the draws of the one that died
+        actor = ray.remote(Engine).options(**options)
+        member.actor = actor.remote(self.folder, self.spec, seed)
+
+    def _revive(self, member: Member, why: str = "died") -> None:
+        """A new engine in place of a lost one; its requests start again."""
+        self._kill(member)
+        if self.restarts >= self.spec.restarts:
+            raise RunError(
+                f"engine {member.number} {why}, and {self.restarts} restarts are used up; "
+                "the same command resumes at the last checkpoint"
+            )
+        self.restarts += 1
+        self._start(member)
+        try:
+            self._wait(member, member.actor.pid.remote(), "did not start again", START)
+            if self.weights is not None:
+                push = member.actor.push.remote(self.weights, self.version)
+                self._wait(member, push, self._refused)
+            if member.running:
+                again = member.group or list(member.running.values())
+                member.running = {r.key: r for r in again}
+                self._wait(member, member.actor.begin.remote(again), "did not start answers")
+        except DEAD as error:
+            self._kill(member)
+            raise RunError(f"engine {member.number} died again: {last_line(error)}") from error
+        member.heard = time.monotonic()
+
+    def _on_all(self, method: str, *arguments, what: str, lost) -> None:
+        """A call on all engines at the same time; `lost` is told of a dead one."""
+        present = [m for m in self.members if m.actor is not None]
+        refs = [getattr(m.actor, method).remote(*arguments) for m in present]
+        for member, ref in zip(present, refs, strict=True):
+            try:
+                self._wait(member, ref, what)
+            except DEAD:
+                lost(member)
+
+    def _wait(self, member: Member, ref, what: str, timeout: float = 0.0):
+        """What a call returns. One that hangs or refuses ends the run; of a dead one DEAD is raised."""
+        timeout = max(timeout, self.spec.timeout)
+        try:
+            return ray.get(ref, timeout=timeout)
+        except ray.exceptions.GetTimeoutError as error:
+            self._kill(member)
+            raise RunError(
+                f"engine {member.number} {what} within {timeout:g} s and was stopped"
+            ) from error
+        except ray.exceptions.RayTaskError as error:
+            raise RunError(f"engine {member.number} {what}: {last_line(error)}") from error
+
+    def _kill(self, member: Member) -> None:
+        if member.actor is not None:
+            ray.kill(member.actor)
+        member.actor = member.asked = None
+
+    def close(self) -> None:
+        """End the engines."""
+        for m in self.members:
+            self._kill(m)
+
+
+def last_line(error: Exception) -> str:
+    """The last line of what a Ray task raised."""
+    cause = getattr(error, "cause", None) or error
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[-1]

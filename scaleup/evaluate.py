@@ -1,0 +1,89 @@
+"""avg@k and pass@k with intervals. Scores come as arrays; nothing here generates.
+
+    avg@k = mean over problems of the mean over the k samples of a problem of the score (1 if right)
+
+With repeats the same problems are answered R times by k samples; avg@k is then the mean of the R
+values, which is the mean over problems of the mean over all R k samples.
+
+Samples of one problem are not independent: they share its difficulty. The interval therefore has
+one value per problem: it is Student's t over the problems' means, for problems drawn from a larger
+population. `noise` is another question: how far avg@k would move if the same problems were answered
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+from simlab.intervals import mean_interval, share_interval
+
+
+@dataclass(frozen=True)
+class Score:
+    """avg@k of one model."""
+
+    avg: float  # avg@k
+    low: float  # interval for the mean over a population of problems
+    high: float
+    noise: float  # standard error of avg for these problems; NaN where each has one sample
+    problems: int  # P
+    samples: int  # k, of one problem in one repeat
+    repeats: int  # R
+    each: tuple[float, ...]  # avg@k of every repeat
+
+
+def _checked(scores) -> np.ndarray:
+    """Scores as float64 [R, P, k]. Raises ValueError for what is none."""
+    x = np.asarray(scores, dtype=float)
+    x = x[None] if x.ndim == 2 else x
+    if x.ndim != 3 or not x.size:
+        raise ValueError(
+            f"scores must be [problems, samples] or [repeats, problems, samples], got {x.shape}"
+        )
+    if not ((x >= 0) & (x <= 1)).all():
+        raise ValueError("scores must be in [0, 1]")
+    return x
+
+
+def avg_at_k(scores, level: float = 0.95) -> Score:
+    """avg@k of scores [P, k] or [R, P, k] in [0, 1], with an interval over problems.
+
+    Where all problems are wrong, or all are right, t has no width; the interval is then the exact
+    binomial one, with a problem as one draw. With one problem it is (0, 1). Raises ValueError for
+    scores of another shape or outside of [0, 1].
+    """
+    x = _checked(scores)
+    R, P, k = x.shape
+    means = x.mean((0, 2))
+    if P == 1:
+        avg, low, high = float(means[0]), 0.0, 1.0
+    elif means.max() == 0 or means.min() == 1:
+        avg, low, high = share_interval(P * int(means[0]), P, level)
+    else:
+        avg, low, high = mean_interval(means, level)
+    noise = np.nan
+    if R * k > 1:
+        spread = x.transpose(1, 0, 2).reshape(P, R * k).var(1, ddof=1)
+        noise = float(np.sqrt(spread.sum() / (R * k)) / P)
+    each = tuple(x.mean((1, 2)).tolist())
+    return Score(avg, max(low, 0.0), min(high, 1.0), noise, P, k, R, each)
+
+
+def pass_at_k(scores, k: int) -> float:
+    """Mean over problems of the chance that one of k samples is right; unbiased, from n >= k samples.
+
+    For c right ones of n it is 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374).
+    Scores are [P, n] or [R, P, n] of 0 and 1; repeats are pooled. Raises ValueError for other
+    scores and for k outside of 1..n.
+    """
+    x = _checked(scores)
+    n = x.shape[0] * x.shape[2]
+    if not np.isin(x, (0, 1)).all():
+        raise ValueError("pass@k needs scores of 0 and 1")
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@k needs 1 <= k <= {n} samples of a problem, got k = {k}")
+    right = x.sum((0, 2)).astype(int).tolist()
+    return float(np.mean([1 - comb(n - c, k) / comb(n, k) for c in right]))

@@ -1,0 +1,86 @@
+"""What can be said about a recipe before anything is built: its model, its shares, its nodes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from scaleup import weights
+from scaleup.qwen import QWEN3_30B_A3B
+from scaleup.recipe import EngineWorld
+from simlab.config import ConfigError
+from simlab.specs import named
+
+
+def config(world: EngineWorld) -> dict:
+    """config.json of the recipe's model; Qwen3-30B-A3B is known by name. Raises ConfigError."""
+    try:
+        name, arguments = named(world.model) if ":" in world.model else (world.model, {})
+        if name == "tiny":
+            from scaleup import tiny  # here, as below: it needs safetensors, which a plan does not
+
+            # what `tiny.write` takes beside them are no fields
+            return tiny.config(**{k: v for k, v in arguments.items() if k not in ("seed", "std")})
+        if name == "smollm":
+            from scaleup import smollm
+
+            return smollm.CONFIG
+        file = Path(world.model) / "config.json"
+        if file.exists():
+            return json.loads(file.read_text())
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"world.model: {world.model}: {error}") from error
+    if Path(world.model).name in ("Qwen3-30B-A3B", "Qwen3-30B-A3B-Base"):
+        return QWEN3_30B_A3B
+    raise ConfigError(f"world.model: {world.model} holds no config.json")
+
+
+def check(hf: dict, world: EngineWorld) -> None:
+    """Raises ConfigError where the model cannot be shared so, by the rules of `scaleup.model` and SGLang."""
+    try:
+        weights.names(hf)
+    except ValueError as error:
+        raise ConfigError(f"world.model: {error}") from error
+    at, tp, E = world.trainer, world.engine.tp, weights.experts(hf)
+    groups = hf.get("num_key_value_heads") or hf["num_attention_heads"]
+    shares = [
+        ("num_key_value_heads", groups, "tp"),
+        ("vocab_size", hf["vocab_size"], "tp"),
+        ("intermediate_size", hf["intermediate_size"], "tp"),
+        ("num_hidden_layers", hf["num_hidden_layers"], "pp"),
+        ("num_experts", E, "ep"),
+    ]
+    for name, size, axis in shares:
+        n = getattr(at, axis)
+        if size % n or (n > 1 and not size):
+            raise ConfigError(f"world.trainer: {name} {size} cannot be shared by {axis} {n}")
+    inner = "moe_intermediate_size" if E else "intermediate_size"
+    for name in ("num_attention_heads", inner):
+        if hf[name] % tp:
+            raise ConfigError(f"world.engine: {name} {hf[name]} cannot be shared by tp {tp}")
+    if groups % tp and tp % groups:
+        raise ConfigError(f"world.engine: num_key_value_heads {groups} cannot be shared by tp {tp}")
+    if not E and set(world.replay) != {"none"}:
+        raise ConfigError(f"world.replay: {max(world.replay)} needs a mixture of experts")
+    if world.max_new_tokens >= (n := context(hf, world)):
+        raise ConfigError(
+            f"world.max_new_tokens: {world.max_new_tokens} tokens and a prompt do not fit into the {n} "
+            "positions of the model"
+        )
+
+
+def context(hf: dict, world: EngineWorld) -> int:
+    """Tokens of a prompt and its answer that the engine takes, at most."""
+    return int(world.engine.options.get("context_length", hf["max_position_embeddings"]))
+
+
+def nodes(world: EngineWorld) -> int:
+    """Nodes that a recipe takes, 0 on a CPU; an engine stays on one. Raises ConfigError."""
+    per, engine = world.gpus_per_node, world.engine
+    if not per:
+        return 0
+    if engine.tp > per:
+        raise ConfigError(f"world.engine: tp {engine.tp} is more than the {per} GPUs of a node")
+    total = world.trainer.ranks + engine.count * engine.tp
+    return max(math.ceil(total / per), math.ceil(engine.count / (per // engine.tp)))

@@ -1,0 +1,99 @@
+"""Numbers of a run: JSON lines, TensorBoard, and Weights & Biases where it is installed and asked for.
+
+metrics.jsonl holds one line a step. A run that resumes at step k keeps the lines before k.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from scaleup.recipe import RunSpec
+from simlab.page import write
+from simlab.config import RunError
+
+
+class Metrics:
+    """Lines of `folder`/metrics.jsonl before `step`, and those that are added.
+
+    Raises RunError when they cannot be written.
+    """
+
+    def __init__(self, folder: Path, spec: RunSpec, step: int):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / "metrics.jsonl"
+        self.rows = [row for row in read(self.path) if row["step"] < step]
+        text = "".join(json.dumps(row) + "\n" for row in self.rows)
+        with _named(self.path):
+            write(self.path, lambda part: part.write_text(text))
+            self._file = self.path.open("ab", buffering=0)
+        self._board = self._wandb = None
+        if importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._shown = self.folder / "tensorboard"
+            with _named(self._shown):
+                self._board = SummaryWriter(str(self._shown), purge_step=step)
+        if os.environ.get("WANDB_PROJECT") and importlib.util.find_spec("wandb") is not None:
+            import wandb
+
+            self._wandb = wandb.init(name=spec.name, config=spec.settings(), resume="allow")
+
+    def add(self, row: dict) -> None:
+        """One step; a number that is not finite is written as null."""
+        row = {k: _finite(v) for k, v in row.items()}
+        self.rows.append(row)
+        line, size = (json.dumps(row) + "\n").encode(), self._file.tell()
+        with _named(self.path):
+            try:
+                if self._file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                self._file.truncate(size)
+                raise
+        numbers = {k: v for k, v in row.items() if isinstance(v, (int, float)) and k != "step"}
+        if self._board is not None:
+            with _named(self._shown):
+                for name, value in numbers.items():
+                    self._board.add_scalar(name, value, row["step"])
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=row["step"])
+
+    def close(self) -> None:
+        """Write what is held back."""
+        self._file.close()
+        if self._board is not None:
+            with suppress(OSError):  # a full disk has been told of before
+                self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def read(path: Path) -> list[dict]:
+    """Rows of a metrics file; a last line that was cut is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def _finite(value):
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,105 @@
+"""Math problems from parquet files or files of JSON lines: messages and the right answer of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+Problem = tuple[list[dict[str, str]], str]
+
+
+def problems(
+    files: str | Sequence[str | dict],
+    prompt: str = "prompt",
+    answer: str = "reward_model.ground_truth",
+    unique: bool = False,
+    expect: int | None = None,
+) -> list[Problem]:
+    """(messages, right answer) of all rows of all files, in order.
+
+    `prompt` and `answer` name the columns, for a single file in a table: `{path = "...", prompt =
+    "...", answer = "..."}`. `unique=True` drops a problem whose messages were there before. Raises
+    ValueError in one sentence: with file, row (the first is 0) and column for a row that does not
+    fit, and where the problems are none, or not `expect`.
+    """
+    found, seen, sizes = [], set(), []
+    for file in [files] if isinstance(files, str) else files:
+        table = file if isinstance(file, dict) else {"path": file}
+        if odd := table.keys() - {"path", "prompt", "answer"} or {"path"} - table.keys():
+            raise ValueError(
+                f"math: a file is a path, or a table of path, prompt and answer; see {min(odd)!r}"
+            )
+        columns = {"prompt": prompt, "answer": answer} | table
+        path, before = Path(columns.pop("path")), len(found)
+        tops = dict.fromkeys([columns["prompt"], columns["answer"].split(".")[0]])
+        for n, row in enumerate(_rows(path, list(tops))):
+            try:
+                messages, right = _problem(row, **columns)
+            except ValueError as error:
+                raise ValueError(f"math: {path}, row {n}, {error}") from None
+            key = tuple(message["content"] for message in messages)
+            if not (unique and key in seen):
+                found.append((messages, right))
+            seen.add(key)
+        sizes.append(f"{len(found) - before} of {path}")
+    if not found or len(found) != (expect or len(found)):
+        raise ValueError(
+            f"math: {len(found)} problems, expected {expect or 'some'}: "
+            f"{', '.join(sizes) or 'no files'} ({len(seen)} different ones)"
+        )
+    return found
+
+
+def _rows(file: Path, columns: Sequence[str]) -> Iterator[dict]:
+    """Rows of a .parquet file, or of a file of JSON lines. Raises ValueError in one sentence."""
+    if not file.is_file():
+        raise ValueError(f"math: there is no file {file}")
+    if file.suffix == ".parquet":
+        import polars as pl
+
+        try:
+            there = pl.read_parquet_schema(file)
+            if missing := [column for column in columns if column not in there]:
+                raise ValueError(
+                    f"math: {file} has no column {missing[0]!r}, only {', '.join(there)}"
+                )
+            yield from pl.read_parquet(file, columns=list(columns)).iter_rows(named=True)
+        except pl.exceptions.PolarsError as error:
+            raise ValueError(f"math: {file} is no parquet file: {error}") from None
+        return
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for n, line in enumerate(lines):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"math: {file}, row {n}: no JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"math: {file}, row {n}: needs a JSON object")
+            yield row
+
+
+def _problem(row: dict, prompt: str, answer: str) -> Problem:
+    """Messages and right answer of a row; `answer` may be a path of names joined by dots.
+
+    Raises ValueError with the column and what is wrong with it.
+    """
+    messages = row.get(prompt)
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    good = isinstance(messages, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+        for m in messages
+    )
+    if not good or not messages or not messages[-1]["content"].strip():
+        raise ValueError(f"column {prompt!r}: needs text or messages of role and content")
+    right = row
+    for name in answer.split("."):
+        right = right.get(name) if isinstance(right, dict) else None
+    if isinstance(right, list) and len(right) == 1:
+        right = right[0]
+    if isinstance(right, int | float) and not isinstance(right, bool):
+        right = str(right)
+    if not isinstance(right, str) or not right.strip():
+        raise ValueError(f"column {answer!r}: needs one answer, a text or a number")
+    return [{"role": m["role"], "content": m["content"]} for m in messages], right

@@ -1,0 +1,120 @@
+"""What outlives a run: the engines and the trainer ranks, as Ray actors.
+
+Runs that differ in method, lag, replay, seed and sizes of a batch share them. What a failed run
+leaves broken is started anew by the next one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ray
+
+from scaleup import smollm, tiny
+from scaleup.engines import DEAD, START, Pool, last_line
+from scaleup.rank import Rank
+from scaleup.recipe import EngineWorld
+from simlab.config import RunError
+from simlab.specs import named
+
+
+def checkpoint_folder(world: EngineWorld, seed: int, out: Path) -> Path:
+    """The Hugging Face checkpoint of the first weights; written here if the recipe makes them."""
+    name, arguments = named(world.model) if ":" in world.model else (world.model, {})
+    if name == "tiny":
+        return tiny.write(out / f"model_seed{seed}", **({"seed": seed} | arguments))
+    if name == "smollm":
+        return smollm.write(out / "smollm")
+    if not (Path(name) / "config.json").exists():
+        raise RunError(f"world.model: {name} holds no config.json")
+    return Path(name)
+
+
+class Session:
+    """Engines and trainer ranks of a world."""
+
+    def __init__(self):
+        self.world, self.pool, self.ranks = None, None, []
+
+    def fit(self, world: EngineWorld, folder: Path) -> None:
+        """Make them those of `world`, whose weights are like those in `folder`; keep what fits."""
+        before, self.world = self.world, world
+        if before is None or _engines(before) != _engines(world):
+            self.close()
+            self.pool = Pool(str(folder), world.engine, gpus=world.gpus_per_node > 0)
+        self.pool.folder, self.pool.spec = str(folder), world.engine
+        if len(self.ranks) != world.trainer.ranks:
+            self._drop_ranks()
+            joined = self._start_ranks(world.trainer.ranks)
+        else:
+            joined = []
+        self.pool.clear()  # starts engines while the ranks start
+        self.finish(joined, "start", START)
+
+    def _start_ranks(self, n: int) -> list:
+        options = {"num_gpus": 1} if self.world.gpus_per_node else {"num_cpus": 0}
+        self.ranks = [ray.remote(Rank).options(**options).remote() for _ in range(n)]
+        address = self.ranks[0].address.remote(n)
+        timeout = max(self.world.engine.timeout, START)
+        return [rank.join.remote(i, n, address, timeout) for i, rank in enumerate(self.ranks)]
+
+    # ------------------------------------------------------------ collective calls
+    def on_all(self, method: str, *arguments, what: str, timeout: float = 0.0) -> list:
+        """A collective call; what every rank returns. Raises RunError in one sentence."""
+        return self.finish(self.begin_on_all(method, *arguments), what, timeout)
+
+    def begin_on_all(self, method: str, *arguments) -> list:
+        """The references of a collective call."""
+        return [getattr(rank, method).remote(*arguments) for rank in self.ranks]
+
+    def finish(self, refs: list, what: str, timeout: float = 0.0) -> list:
+        """Wait for a collective call. One that fails ends all ranks: they may wait for each other."""
+        timeout = max(timeout, self.world.engine.timeout)
+        try:
+            return ray.get(refs, timeout=timeout)
+        except ray.exceptions.RayError as error:
+            ends = [_end(ref) for ref in refs]
+            self._drop_ranks()
+            if dead := [i for i, end in enumerate(ends) if isinstance(end, DEAD)]:
+                why = f"rank {dead[0]} died; the same command resumes at the last checkpoint"
+            elif failed := [end for end in ends if isinstance(end, Exception)]:
+                why = f"failed: {last_line(failed[0])}"
+            else:
+                late = [i for i, end in enumerate(ends) if end is None]
+                why = f"ranks {late} gave no answer within {timeout:g} s"
+            raise RunError(f"{what}: trainer {why}") from error
+
+    def weights(self, what: str):
+        """The reference of the whole checkpoint; it stays where rank 0 is."""
+        refs = [rank.export.options(num_returns=2).remote() for rank in self.ranks]
+        self.finish([done for done, _ in refs], what)
+        return refs[0][1]
+
+    # ------------------------------------------------------------ the end
+    def _drop_ranks(self) -> None:
+        for rank in self.ranks:
+            ray.kill(rank)
+        self.ranks = []
+
+    def close(self) -> None:
+        """End all of it."""
+        self._drop_ranks()
+        if self.pool is not None:
+            self.pool.close()
+
+
+def _engines(world: EngineWorld) -> tuple:
+    """What engines are started with."""
+    spec = world.engine.model_copy(update={"timeout": 1.0, "restarts": 0})
+    return world.model, world.gpus_per_node, spec
+
+
+def _end(ref):
+    """How a call ended: its error, True, or None where it has not."""
+    if not ray.wait([ref], timeout=1.0)[0]:
+        return None
+    try:
+        ray.get(ref)
+    except ray.exceptions.RayError as error:
+        return error
+    return True

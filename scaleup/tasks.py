@@ -1,0 +1,281 @@
+"""Tasks: the i-th prompt of a run, and the rewards of answers to it.
+
+    task = make("reasoning_gym", tokenizer, seed=0, dataset="chain_sum", max_terms=2, max_digits=1)
+    prompt = task.prompt(i)                              # pure in (seed, i): a run resumes at any i
+    rewards = task.rewards([prompt], [[1, 2, 3, ...]])   # of token ids
+    task.close()
+
+The prompts of a task are a fixed list; every epoch goes once through it, in an order of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from scaleup.problems import problems
+from scaleup.verify import Judges
+from simlab.arguments import check_name
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What an engine is asked, and what is right."""
+
+    ids: list[int]  # token ids, chat template included
+    answer: object  # of the task's own kind
+    text: str | None = None  # the same as ids, where the task has text
+
+
+class Order:
+    """Item number i of an endless stream over n items; each epoch is a permutation of its own."""
+
+    def __init__(self, n: int, seed: int):
+        self.n = n
+        self._epoch = lru_cache(2)(lambda e: np.random.default_rng([seed, e]).permutation(n))
+
+    def __call__(self, i: int) -> int:
+        epoch, place = divmod(i, self.n)
+        return int(self._epoch(epoch)[place])
+
+
+class Residue:
+    """A task of token ids alone: the prompt says k in 0..7, and the answer shall be of ids = k mod 8.
+
+    The prompt is (k, 8 + k, 16 + k). Reward: the share of the answer's tokens whose id mod 8 is k,
+    0 for no tokens. Chance is 1/8 where the vocabulary is a multiple of 8. No tokenizer, no stop
+    token. Eight prompts in a row that start at a multiple of 8 hold every k once.
+    """
+
+    eos = None
+    counts: dict[str, int] = {}  # noqa: RUF012  stays empty: nothing can fail
+
+    def __init__(self, tokenizer=None, *, seed: int = 0):
+        self._order = Order(8, seed)
+
+    def prompt(self, i: int) -> Prompt:
+        """Prompt number i of the run."""
+        k = self._order(i)
+        return Prompt([k, 8 + k, 16 + k], k)
+
+    def rewards(self, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]]) -> list[float]:
+        """One reward in [0, 1] for each answer of token ids; prompts[j] belongs to outputs[j]."""
+        return [
+            sum(token % 8 == prompt.answer for token in output) / max(len(output), 1)
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+
+    def largest_token(self) -> int:
+        """The largest token id in any prompt."""
+        return 23
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class TextTask:
+    """What tasks of text share: a tokenizer, its chat template and its stop token.
+
+    With `chat=False` the messages' contents are joined by newlines instead. `system` is a first
+    message of the system. Raises ValueError without a tokenizer or without a template.
+    """
+
+    def __init__(self, tokenizer, chat: bool = True, system: str | None = None):
+        if tokenizer is None:
+            raise ValueError("this task needs a tokenizer, and the model's folder has none")
+        if chat and not tokenizer.chat_template:
+            raise ValueError("the tokenizer has no chat template; say chat = false for plain text")
+        self.tokenizer, self.chat, self.system = tokenizer, chat, system
+        self.eos: int | None = tokenizer.eos_token_id
+        self.counts: dict[str, int] = {}
+
+    def encode(self, messages: list[dict[str, str]], answer: object) -> Prompt:
+        """A prompt of messages of roles and contents, open for the answer."""
+        if self.system is not None:
+            messages = [{"role": "system", "content": self.system}, *messages]
+        if self.chat:
+            text = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            )
+        else:
+            text = "\n".join(message["content"] for message in messages)
+        # the template writes the special tokens itself
+        ids = self.tokenizer.encode(text, add_special_tokens=not self.chat)
+        return Prompt(ids, answer, text)
+
+    def decode(self, output: Sequence[int]) -> str:
+        """Text of an answer, without special tokens."""
+        return self.tokenizer.decode(output, skip_special_tokens=True)
+
+    def largest_token(self) -> int:
+        """The largest token id of the tokenizer."""
+        return max(self.tokenizer.get_vocab().values())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text, without separators of thousands: "5 - 7 = -2." gives "-2".
+
+    A minus is a sign where it touches the number and no digit, letter or closing bracket before it:
+    "3-1" and "3 - 1" end in 1.
+    """
+    text = text.replace("\N{MINUS SIGN}", "-")
+    number = r"(?:(?<![\w)\]}])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+    found = re.findall(number, text)
+    return found[-1].replace(",", "") if found else None
+
+
+def tagged(text: str) -> str | None:
+    """What stands between the last <answer> and the </answer> after it."""
+    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    return found[-1].strip() if found else None
+
+
+EXTRACT = {"last_number": last_number, "tagged": tagged, "text": str.strip}
+
+
+class ReasoningGym(TextTask):
+    """Problems of a generator of reasoning-gym, and its verifier.
+
+    `size` problems make an epoch. `extract` says what of the text is the answer: last_number,
+    tagged (<answer>...</answer>) or text. Their scores give part of the reward to an answer that
+    only contains the right one ("14" for "4" is worth .5); `exact=True` pays for full scores only.
+    Other options are those of the generator. Raises ValueError for one that it does not take.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        *,
+        dataset: str,
+        seed: int = 0,
+        size: int = 10_000,
+        extract: str = "last_number",
+        exact: bool = False,
+        chat: bool = True,
+        system: str | None = None,
+        **options,
+    ):
+        super().__init__(tokenizer, chat, system)
+        from reasoning_gym import create_dataset
+
+        check_name("extract", extract, EXTRACT)
+        # problem j of theirs is drawn with seed + j: neighbouring seeds would share their problems
+        theirs = int(np.random.SeedSequence(seed).generate_state(1)[0]) // 2
+        try:
+            self._data = create_dataset(dataset, seed=theirs, size=size, **options)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ValueError(f"reasoning_gym: {dataset} {options}: {error}") from None
+        self._order, self._extract, self._exact = Order(size, seed), EXTRACT[extract], exact
+
+    def prompt(self, i: int) -> Prompt:
+        """Prompt number i of the run; its answer is reasoning-gym's whole entry."""
+        entry = self._data[self._order(i)]
+        return self.encode([{"role": "user", "content": entry["question"]}], entry)
+
+    def rewards(self, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]]) -> list[float]:
+        """One reward in [0, 1] for each answer of token ids; prompts[j] belongs to outputs[j]."""
+        scores = [
+            float(self._data.score_answer(self._extract(self.decode(output)), prompt.answer))
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+        return [float(score >= 1) for score in scores] if self._exact else scores
+
+
+class Math(TextTask):
+    """Math problems from files, answers checked by math-verify (scaleup/verify.py): 1 or 0.
+
+    `files` are parquet files or JSON lines. `prompt` and `answer` name the columns, for a single
+    file in a table: `{path = "...", prompt = "...", answer = "..."}`. The defaults are those of
+    DAPO-Math-17k; Dolci-RL-Zero-Math-7B has `answer = "ground_truth"`. All problems are shuffled
+    together, so files mix by size and every problem comes once an epoch. `unique=True` drops a
+    problem whose prompt was there before. `expect` is the number of problems there must be. An
+    answer that cannot be checked within `timeout` seconds, or whose check ends its process, is worth
+    0; `counts` says how many. Raises ValueError naming file, row (the first is 0) and column.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        *,
+        files: str | Sequence[str | dict],
+        seed: int = 0,
+        prompt: str = "prompt",
+        answer: str = "reward_model.ground_truth",
+        expect: int | None = None,
+        unique: bool = False,
+        workers: int = 2,
+        timeout: float = 10.0,
+        verifier: str = "scaleup.verify:math_verify",
+        chat: bool = True,
+        system: str | None = None,
+    ):
+        super().__init__(tokenizer, chat, system)
+        self._problems = problems(files, prompt, answer, unique, expect)
+        self._order = Order(len(self._problems), seed)
+        self._judges = Judges(workers, timeout, verifier)
+        self.counts = self._judges.counts
+
+    @property
+    def timeouts(self) -> int:
+        """Answers whose check hung or ended its process; they scored 0."""
+        return self.counts["timeout"] + self.counts["crash"]
+
+    def prompt(self, i: int) -> Prompt:
+        """Prompt number i of the run."""
+        return self.encode(*self._problems[self._order(i)])
+
+    def rewards(self, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]]) -> list[float]:
+        """One reward, 0 or 1, for each answer of token ids; prompts[j] belongs to outputs[j]."""
+        pairs = zip(prompts, outputs, strict=True)
+        return self._judges([(p.answer, self.decode(output)) for p, output in pairs])
+
+    def close(self) -> None:
+        """End the processes that verify."""
+        self._judges.close()
+
+
+TASKS = {"residue": Residue, "reasoning_gym": ReasoningGym, "math": Math}
+
+
+def make(name: str, tokenizer=None, **options):
+    """The task of a name. Raises ValueError for a name or options that do not exist or do not fit."""
+    check_name("task", name, TASKS)
+    try:
+        inspect.signature(TASKS[name]).bind(tokenizer, **options)
+    except TypeError as error:
+        raise ValueError(f"task {name}: {error}") from None
+    return TASKS[name](tokenizer, **options)
+
+
+def check_tokenizer(tokenizer, config: dict) -> None:
+    """Raises ValueError where a tokenizer does not belong to the model of config.json `config`."""
+    largest, vocabulary = max(tokenizer.get_vocab().values()), config["vocab_size"]
+    if largest >= vocabulary:
+        raise ValueError(
+            f"the tokenizer has token {largest}, but the model's vocabulary ends at {vocabulary - 1}"
+        )
+    ours, theirs = tokenizer.eos_token_id, config.get("eos_token_id")
+    if ours not in (theirs if isinstance(theirs, list) else [theirs]):
+        raise ValueError(f"the tokenizer stops at token {ours}, but the model's config at {theirs}")
+
+
+def load_tokenizer(folder: str | Path):
+    """The tokenizer of a checkpoint folder, checked against its config; None if it has none."""
+    kinds = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    if not any((Path(folder) / name).is_file() for name in kinds):
+        return None
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    check_tokenizer(tokenizer, json.loads((Path(folder) / "config.json").read_text()))
+    return tokenizer

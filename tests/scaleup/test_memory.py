@@ -1,0 +1,331 @@
+"""The memory calculator: counts against models that were built, the recipes, and what is refused."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from scaleup import memory, plan, tiny, weights
+from scaleup.launch import shared
+from scaleup.layouts import config
+from scaleup.model import Layout, transformer_config
+from scaleup.qwen import QWEN3_30B_A3B
+from scaleup.recipe import RECIPES, TrainerSpec, load
+from simlab.config import ConfigError
+from simlab.stabilizers import bind
+
+CLUSTER = "qwen3_30b_a3b"
+
+
+@pytest.fixture
+def two():
+    """Two processes that share a model."""
+    return shared(2)
+
+
+def of_trainer(changes, recipe="tiny_cpu"):
+    """The one pipeline stage of a recipe with these changes of the trainer."""
+    (found,) = memory.fits(
+        load(recipe, {f"world.trainer.{k}": v for k, v in changes.items()})
+    ).ranks
+    return found
+
+
+# ---------------------------------------------------------------- parameters
+@pytest.mark.parametrize(
+    ("kind", "tie", "layout", "world"),
+    [("qwen3_moe", False, Layout(2, 2, 2), 4), ("qwen3", True, Layout(1, 2), 2),
+     ("llama", False, Layout(2), 4)],
+)  # fmt: skip
+def test_the_parameters_of_every_rank(kind, tie, layout, world):
+    """As in the dry run, which builds the model of each rank; so are weights, gradients and Adam."""
+    hf = tiny.config(kind, tie=tie)
+    run = plan.check_layout(hf, layout, world, (12, 20), bind("ppo"))
+    stages = memory.parameters(hf, layout.tp, layout.pp, layout.ep)
+    assert [sum(x) for x in stages for _ in range(world // layout.pp)] == run.parameters
+    at = TrainerSpec(ranks=world, tp=layout.tp, pp=layout.pp, ep=layout.ep)
+    ranks = memory.trainer(load("tiny_cpu"), hf, at, 12)
+    assert [x.parameters for x in ranks for _ in x.ranks] == run.parameters
+    for name in ("weights", "gradients", "adam"):
+        part = "Adam" if name == "adam" else name
+        assert max(x.gpu[part] for x in ranks) == getattr(run.memory, name)
+
+
+def test_the_parameters_of_the_whole_model():
+    """Published size, and a whole number of copies over the ranks of every layout of the dry run."""
+    sizes = {name: math.prod(shape) for name, shape in weights.names(QWEN3_30B_A3B).items()}
+    assert sum(sizes.values()) == 30_532_122_624
+    assert memory.parameters(QWEN3_30B_A3B) == [(1_541_093_376, 28_991_029_248)]
+    for layout, world in plan.LAYOUTS:
+        stages = memory.parameters(QWEN3_30B_A3B, layout.tp, layout.pp, layout.ep)
+        replicas = world // layout.pp
+        assert sum(e for _, e in stages) * layout.ep == 28_991_029_248
+        small = (
+            48 * (2 * 2048 + 2 * 128 + 128 * 2048) + 2048
+        )  # norms and routers, whole on TP ranks
+        dense = sum(d for d, _ in stages) * replicas
+        assert dense == replicas * small + replicas // layout.tp * (1_541_093_376 - small)
+    assert sum(memory.parameters(QWEN3_30B_A3B, ep=8)[0]) == 5_164_972_032  # of the dry run
+
+
+# ---------------------------------------------------------------- a model that is there
+def nbytes(tensors):
+    """Bytes of tensors, a storage once."""
+    return sum(
+        {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values()
+    )
+
+
+def built(layout, dtype, replay="none", **build):
+    """Bytes on this rank after a step: of the trainer's parts, and of a batch by token of the row."""
+    from scaleup.model import build as build_model
+    from scaleup.model import start
+    from scaleup.responses import Response
+    from scaleup.train import Settings, Trainer
+
+    start(Layout(**layout))
+    hf = tiny.config("qwen3_moe")
+    model = build_model(hf, Layout(**layout), dtype=dtype, **build)
+    weights.load(model, tiny.tensors(hf))
+    trainer = Trainer(model, bind("ppo"), Settings(replay=replay, kl_coef=0.1))
+    draw, n = torch.Generator().manual_seed(0), 256
+    rows = [
+        Response(
+            torch.randint(512, (n,), generator=draw), 1, torch.randn(n - 1, generator=draw) - 6, 1.0,
+            experts=torch.rand(n - 1, 2, 8, generator=draw).argsort(-1)[..., :2],
+            fields={"age": torch.zeros(n - 1), "logp_ref": torch.zeros(n - 1) - 6},
+        )
+        for _ in range(8)
+    ]  # fmt: skip
+    micro = trainer.collate([rows])
+    step = trainer.step(micro)
+    parameters, adam = list(trainer.model.parameters()), 0
+    for each in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):
+        adam += sum(p.nbytes for g in each.shard_fp32_from_float16_groups for p in g)
+        states = each.optimizer.state.values()
+        adam += sum(x.nbytes for s in states for k, x in s.items() if k.startswith("exp_avg"))
+    (m,), (b,) = micro, step.batches
+    p = m.packed
+    assert m.experts is None  # routes wait on the host
+    tensors = [p.tokens, p.positions, m.target, m.at, m.logp]
+    tensors += [*vars(m.b).values(), *vars(b).values(), *step.actives, *step.entropies]
+    return {
+        "weights": sum(p.nbytes for p in parameters),
+        "gradients": sum(p.main_grad.nbytes for p in parameters),
+        "Adam": adam,
+        "token": nbytes([x for x in tensors if torch.is_tensor(x)]) / p.tokens.shape[1],
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", [{}, {"ep": 2}, {"tp": 2, "ep": 2}])
+def test_bytes_of_a_trainer(two, layout, dtype):
+    """Weights, gradients and Adam's numbers on two ranks after a step, exactly."""
+    found = two(built, layout, getattr(torch, dtype))
+    wanted = of_trainer(layout | {"ranks": 2, "dtype": dtype}).gpu
+    for name in ("weights", "gradients"):
+        assert [x[name] for x in found] == [wanted[name]] * 2
+    assert sum(x["Adam"] for x in found) == 2 * wanted["Adam"]  # the cut is even up to a padding
+
+
+@pytest.mark.parametrize("replay", ["none", "r2", "r3"])
+def test_bytes_of_a_batch(two, replay):
+    """What a token of the step keeps on the GPU: never more than counted, and nearly that."""
+    found, _ = two(built_for, replay)
+    assert 0.9 * memory.TOKEN_BYTES < found <= memory.TOKEN_BYTES
+
+
+def built_for(replay):
+    """Bytes a token."""
+    return built({}, torch.float32, replay, moe_enable_routing_replay=True)["token"]
+
+
+def saved(kind, layers, recompute):
+    """Bytes that autograd keeps of a forward pass of 512 tokens through the model, weights aside."""
+    from scaleup.model import build, pack, start
+
+    hf = tiny.config(kind, num_hidden_layers=layers)
+    more = {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }
+    start(Layout())
+    model = build(hf, Layout(), **(more if recompute else {}))
+    weights.load(model, tiny.tensors(hf))
+    skip, seen = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+
+    def keep(x):
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in skip:
+            seen[storage.data_ptr()] = storage.nbytes(), x  # held, or its place is used again
+        return x
+
+    batch = pack([torch.arange(256), torch.arange(256)])
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model(batch.tokens, batch.positions, None, packed_seq_params=batch.params)
+    return sum(size for size, _ in seen.values())
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3", "llama"])
+def test_activations_of_a_layer(two, kind):
+    """float32: within 2 percent; a CPU's RMSNorm keeps its normalised input too, a GPU's does not."""
+    found = [two(saved, kind, n, False)[0] for n in (2, 4)]
+    hf = tiny.config(kind)
+    norms = 2 * hf["hidden_size"]
+    if kind != "llama":
+        norms += (hf["num_attention_heads"] + hf["num_key_value_heads"]) * hf["head_dim"]
+    wanted = memory.layer(hf, 512, 1, 4) + 512 * 4 * norms
+    assert (found[1] - found[0]) / 2 == pytest.approx(wanted, rel=0.02)
+
+
+def test_recompute_keeps_the_inputs(two):
+    """One [tokens, hidden] a layer, and no more than 2 percent beside."""
+    found = [two(saved, "qwen3_moe", n, True)[0] for n in (2, 4)]
+    assert (found[1] - found[0]) / 2 == pytest.approx(512 * 64 * 4, rel=0.02)
+
+
+# ---------------------------------------------------------------- engines
+def test_an_engine_by_hand():
+    """Weights and cache of Qwen3-30B-A3B on 1, 4 and 8 GPUs; eight hold each of four keys twice."""
+    world = load(CLUSTER).world
+    total, kv, small = 30_532_122_624, 48 * 2 * 4 * 128 * 2048, 48 * (4352 + 128 * 2048) + 2048
+    for tp, cached in ((1, 98_304), (4, 24_576), (8, 24_576)):
+        spec = world.engine.model_copy(update={"tp": tp})
+        found = memory.engine(world.model_copy(update={"engine": spec}), QWEN3_30B_A3B, 33_792)
+        held = 2 * (small + (total - small - kv) / tp + kv / min(tp, 4))
+        assert found.weights == pytest.approx(held)
+        assert found.token == cached
+        assert found.tokens == int((0.85 * 80e9 - held) / cached)
+        assert found.answers == found.tokens // 33_792
+
+
+# ---------------------------------------------------------------- recipes
+@pytest.mark.parametrize("name", sorted(x.stem for x in RECIPES.glob("*.toml")))
+def test_every_recipe_has_a_plan(name):
+    """It loads, it fits, and the text has its model, its parameters and what is assumed."""
+    recipe = load(name)
+    text = memory.plan(recipe)
+    total = sum(map(math.prod, weights.names(config(recipe.world)).values()))
+    for part in (recipe.world.model, f"{total:,}", "Assumed, not measured", "answers of at most"):
+        assert part in text
+
+
+def test_plans_of_the_cluster():
+    """Nodes, the place of Adam, and what the ranks need at 80 GB."""
+    known = {
+        "": ("nodes of 8: 1", 4),
+        "_16gpu": ("nodes of 8: 2", 8),
+        "_32gpu": ("nodes of 8: 4", 16),
+    }
+    for end, (nodes, ranks) in known.items():
+        recipe = load(CLUSTER + end)
+        (found,) = memory.fits(recipe).ranks
+        assert found.ranks == range(ranks)
+        assert nodes in memory.plan(recipe)
+        assert (found.gpu["Adam"] > 0) == (end == "_32gpu") == (found.host["Adam"] == 0)
+    eight = of_trainer({}, CLUSTER)
+    assert eight.gpu["gradients"] == 4 * 7_642_626_048
+    assert eight.host["Adam"] == 16 * 7_642_626_048
+    assert eight.host["weights kept"] == 2 * 2 * 7_642_626_048  # reference, and those set aside
+    kept = of_trainer({"keep_weights": True}, CLUSTER)
+    assert kept.host["weights kept"] == 18 * 2 * 7_642_626_048  # lag 8: ages 0 to 15
+
+
+FAILS = {
+    "no offload": (
+        {"trainer.optimizer_offload": False},
+        r"rank 0 needs 172\.1 GB and a GPU has 80; it fits with optimizer_offload = true \(61 GB\), or "
+        r"ep = 8 and ranks = 16 \(62 GB\)$",
+    ),
+    "no recompute": (
+        {"trainer.recompute": False},
+        r"rank 0 needs 127\.\d GB .*recompute = true \(61 GB\)",
+    ),
+    "tokens": ({"trainer.tokens": 262_144}, r"tokens = 32768 \(61 GB\)"),
+    "second stage": ({"trainer.pp": 2, "trainer.tp": 1, "trainer.ep": 2}, "rank 2 needs"),
+    "engine": ({"engine.tp": 1, "gpu_gb": 70}, "cache for 0 tokens and an answer takes 32,768"),
+    "cache": ({"engine.options.mem_fraction_static": 0.2}, r"cache for 29,\d\d\d tokens"),
+    "heads": ({"trainer.tp": 8, "trainer.ranks": 8}, "num_key_value_heads 4 .* by tp 8"),
+    "stages": ({"trainer.pp": 5, "trainer.ranks": 20}, "num_hidden_layers 48 .* by pp 5"),
+    "experts": ({"trainer.ep": 3, "trainer.ranks": 12}, "num_experts 128 .* by ep 3"),
+    "engine heads": ({"engine.tp": 3}, "num_attention_heads 32 .* by tp 3"),
+    "engine on a node": ({"engine.tp": 16}, "tp 16 is more than the 8 GPUs of a node"),
+    "context": ({"max_new_tokens": 32768}, "32768 tokens and a prompt do not fit into the 32768"),
+    "model": ({"model": "nowhere"}, "nowhere holds no config.json"),
+    "tiny": ({"model": "tiny:kind=gpt"}, "unknown kind 'gpt'"),
+    "dense": ({"model": "tiny:kind=qwen3", "trainer.tp": 1, "max_new_tokens": 9}, "ep 4"),
+    "replay": (
+        {"model": "tiny:kind=llama", "trainer.tp": 1, "trainer.ep": 1, "engine.tp": 1,
+         "max_new_tokens": 9},
+        "replay: r3 needs a mixture of experts",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAILS)
+def test_what_cannot_be_is_refused(case):
+    """One sentence with the field, the numbers and, for memory, what would help."""
+    changes, sentence = FAILS[case]
+    with pytest.raises(ConfigError, match=sentence) as error:
+        memory.fits(load(CLUSTER, {f"world.{k}": v for k, v in changes.items()}))
+    assert "\n" not in str(error.value)
+
+
+def test_what_would_help_does():
+    """The first advice, followed, is a recipe that fits."""
+    changes = {"world.trainer.optimizer_offload": False}
+    with pytest.raises(ConfigError):
+        memory.fits(load(CLUSTER, changes))
+    memory.fits(load(CLUSTER, changes | {"world.trainer.ep": 8, "world.trainer.ranks": 16}))
+
+
+def test_the_nodes_that_there_are():
+    """More than are there is refused; as many is not."""
+    memory.fits(load(CLUSTER + "_16gpu"), available=2)
+    with pytest.raises(ConfigError, match="needs 2 nodes of 8 GPUs, not 1"):
+        memory.fits(load(CLUSTER + "_16gpu"), available=1)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(tp=4), Layout(pp=3), Layout(ep=3), Layout(2, 2, 4), Layout(1, 2, 8)], ids=str
+)
+def test_the_layouts_that_megatron_s_config_refuses(layout):
+    """`scaleup.layouts` and `scaleup.model` agree on each."""
+    try:
+        transformer_config(tiny.config("qwen3_moe"), layout)
+    except ValueError as error:
+        refused = str(error).removeprefix("model: ")
+    else:
+        refused = None
+    changes = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "ranks": 48}
+    recipe = load("tiny_cpu", {f"world.trainer.{k}": v for k, v in changes.items()})
+    if refused is None:
+        memory.fits(recipe)
+    else:
+        with pytest.raises(ConfigError, match=refused):
+            memory.fits(recipe)
+
+
+def test_offload_needs_a_gpu():
+    """On a CPU it is refused before anything is built."""
+    from scaleup.train import Settings
+
+    if torch.cuda.is_available():
+        Settings(optimizer_offload=True)
+    else:
+        with pytest.raises(ValueError, match="there is no GPU"):
+            Settings(optimizer_offload=True)
+
+
+def test_a_plan_needs_neither_megatron_nor_an_engine():
+    """None of them is imported."""
+    code = (
+        "import sys; from scaleup.memory import plan; from scaleup.recipe import load;"
+        f"plan(load('{CLUSTER}')); print(sorted({{'megatron', 'sglang', 'ray', 'safetensors'}}"
+        " & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,708 @@
+"""The asynchronous pipeline on Ray: lag by value, equality to the last bit, deaths, hangs, full disks.
+
+One cluster and one engine serve most tests; only those about deaths start others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import psutil
+import pytest
+import ray
+import tomli_w
+
+from scaleup import engines, tiny
+from scaleup.engines import Pool, Request
+from scaleup.host import Host, cluster
+from scaleup.metrics import Metrics, read
+from scaleup.recipe import EngineSpec, RunSpec, load
+from simlab.config import ConfigError
+from simlab.pool import RunError
+from simlab.specs import regime
+
+CLOCK = {"seconds", "engine_busy", "trainer_busy", "engine_restarts", "queue", "in_flight"}
+LOGGED = {"world.trainer.keep_weights": True, "world.token_log_every": 1}
+EVALUATED = {
+    "world.evaluate_every": 2,
+    "world.evaluation": {"task": "residue", "problems": 3, "samples": 2, "repeats": 2},
+}
+TIMEOUT = (
+    20.0  # of the engine that hangs; a training step is far below, a start has a limit of its own
+)
+
+
+def changes(model, **more):
+    """The recipe of these tests: four prompts, four answers of eight tokens, in float32."""
+    found = {
+        "world.model": str(model),
+        "training.steps": 6,
+        "world.prompts": 4,
+        "world.answers": 4,
+        "world.max_new_tokens": 8,
+        "world.engine.dtype": "float32",
+    }
+    return found | {name.replace("__", "."): value for name, value in more.items()}
+
+
+def run_spec(model, lag="1", method="sat-grpo", seed=0, **more):
+    """One run of it."""
+    recipe = load("tiny_cpu", changes(model, **more))
+    arm = next(arm for arm in recipe.arms if arm.label == method)
+    return RunSpec(recipe.world, recipe.training, arm, lag, "none", seed)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Weights that every run begins with."""
+    return tiny.write(tmp_path_factory.mktemp("model"), "qwen3_moe", seed=0)
+
+
+@pytest.fixture(scope="module")
+def pipeline(model):
+    """`run(spec, out)` on one cluster and one engine."""
+    with cluster(run_spec(model).world) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Where runs that several tests read are."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def one(pipeline, model, root):
+    """Interval 1, undisturbed, with every log."""
+    out = root / "one"
+    return out, list(pipeline(run_spec(model, "1", **LOGGED), out))
+
+
+@pytest.fixture(scope="module")
+def two(pipeline, model, root):
+    """Interval 2, undisturbed: the curve that disturbed runs must have."""
+    return list(pipeline(run_spec(model, "2"), root / "two"))
+
+
+def curve(rows):
+    """Rows without what the clock decides."""
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in rows]
+
+
+def tokens(path):
+    """Flat columns of a file of the token log."""
+    rows = pl.read_parquet(path)
+    names = [
+        "weight_versions",
+        "rollout_logprobs",
+        "trainer_logprobs",
+        "trainer_logprobs_before",
+    ]
+    found = rows.select("response", "step", *names).explode(names)
+    return {name: found[name].to_numpy() for name in found.columns}
+
+
+def logged(out, steps=6):
+    """The token log of a run, step by step."""
+    files = sorted((out / "token_log").iterdir())
+    assert [f.name for f in files] == [f"step_{k:08d}.parquet" for k in range(steps)]
+    return [tokens(f) for f in files]
+
+
+# ---------------------------------------------------------------- the lag, by value
+def check_lag(steps):
+    """Each token's log-prob is that of the trainer at the version that it is stamped with."""
+    stale = []
+    for step, t in enumerate(steps):
+        assert np.abs(t["trainer_logprobs_before"] - t["rollout_logprobs"]).max() < 1e-5
+        old = t["weight_versions"] < step
+        stale.append(np.abs(t["trainer_logprobs"] - t["rollout_logprobs"])[old])
+    # the negative control: another version's weights give other log-probs
+    assert np.median(np.concatenate(stale)) > 1e-3
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_interval_lag_is_what_it_says(pipeline, model, root, one, n):
+    """Interval n: log-probs at the stamped version, and versions and ages of the simulator's regime."""
+    out = one[0] if n == 1 else root / "three"
+    rows = one[1] if n == 1 else list(pipeline(run_spec(model, "3", **LOGGED), out))
+    steps, lag = logged(out), regime(str(n))
+    check_lag(steps)
+    for step, t in enumerate(steps):
+        assert set(t["weight_versions"]) == set(lag.versions(step, 8))
+        assert rows[step]["age_max"] == rows[step]["age"] == step - lag.version(step)
+        assert rows[step]["queue"] <= lag.largest_age
+
+
+def test_fully_async_updates_answers_in_flight(pipeline, model, tmp_path):
+    """Answers of 96 tokens go on under new weights, and each span is of the version it is stamped with."""
+    spec = run_spec(model, "fully_async:max_age=2", world__max_new_tokens=96, **LOGGED)
+    rows = list(pipeline(spec, tmp_path))
+    steps = logged(tmp_path)
+    check_lag(steps)
+    mixed = 0
+    for step, t in enumerate(steps):
+        versions = t["weight_versions"].reshape(16, 96)
+        assert (np.diff(versions) >= 0).all()
+        assert step - versions.min() == rows[step]["age_max"] <= 2
+        assert rows[step]["queue"] <= 2
+        mixed += (versions[:, 0] < versions[:, -1]).sum()
+    assert mixed > 0
+
+
+def test_row_is_the_token_log(one):
+    """d_bar, its parts, the KL estimators and ages of a row are those of the logged tokens."""
+    out, rows = one
+    for row, t in zip(rows, logged(out), strict=True):
+        new, mu = t["trainer_logprobs"].astype(float), t["rollout_logprobs"].astype(float)
+        old = t["trainer_logprobs_before"].astype(float)
+        d = new - mu
+        assert row["tokens"] == len(d) == 128
+        found = {
+            "d_bar": np.abs(d).mean(),
+            "d_square": (d**2).mean(),
+            "kl_k1": -d.mean(),
+            "kl_k3": np.expm1(d).mean() - d.mean(),
+            "d_policy": np.abs(new - old).mean(),
+            "d_engine": np.abs(old - mu).mean(),
+            "d_max": np.abs(d).max(),
+            "age": (row["step"] - t["weight_versions"]).mean(),
+        }
+        assert {k: row[k] for k in found} == pytest.approx(found, rel=1e-6, abs=1e-9)
+        assert (np.abs(d) <= np.abs(new - old) + np.abs(old - mu) + 1e-12).all()
+        held = pl.read_parquet(out / "token_log" / f"step_{row['step']:08d}.parquet")
+        assert row["reward"] == pytest.approx(held["reward"].mean())
+        assert held["group"].to_list() == [i // 4 for i in range(16)]
+
+
+# ---------------------------------------------------------------- equality to the last bit
+def test_one_seed_is_one_curve(pipeline, model, root, one, tmp_path):
+    """Runs of one seed are equal; logs and kept weights change nothing; another seed is another run."""
+    a = list(pipeline(run_spec(model, "0"), tmp_path / "a"))
+    b = list(pipeline(run_spec(model, "0"), tmp_path / "b"))
+    assert curve(a) == curve(b)
+    parts = ("d_policy", "d_engine")
+    again = list(pipeline(run_spec(model, "1"), tmp_path / "c"))
+    assert curve(again) == [{k: v for k, v in x.items() if k not in parts} for x in curve(one[1])]
+    other = list(pipeline(run_spec(model, "1", seed=1, training__steps=1), tmp_path / "d"))
+    assert other[0]["samples"] != again[0]["samples"]
+    nothing_late = list(pipeline(run_spec(model, "fully_async:max_age=0"), tmp_path / "e"))
+    assert curve(nothing_late) == curve(a)  # synchronous is fully asynchronous without any age
+    assert read(tmp_path / "a" / "metrics.jsonl") == a
+
+
+def test_evaluation_is_beside_the_run(pipeline, model, two, tmp_path):
+    """avg@k at the pushes after steps 2, 4 and the last, of three problems, and no other row changes."""
+    asked = []
+    rows = list(pipeline(run_spec(model, "2", **EVALUATED), tmp_path))
+    assert [row["step"] for row in rows if "avg_at_k" in row] == [1, 3, 5]
+    for row in rows:
+        asked.append({k: row.pop(k) for k in list(row) if k.startswith("avg_at_k")})
+    assert curve(rows) == curve(two)
+    for x in filter(None, asked):
+        assert 0 <= x["avg_at_k_low"] <= x["avg_at_k"] <= x["avg_at_k_high"] <= 1
+        # rewards are multiples of 1/8, three problems of four answers
+        assert x["avg_at_k"] * 8 * 12 == pytest.approx(round(x["avg_at_k"] * 8 * 12), abs=1e-6)
+
+
+LAYOUTS = {"DP2": {}, "TP2 EP2": {"world.trainer.tp": 2, "world.trainer.ep": 2}}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_two_ranks_are_one(pipeline, model, one, tmp_path, layout):
+    """Two trainer ranks give the curve, and the token log, of one."""
+    more = LOGGED | layout | {"world.trainer.ranks": 2, "training.steps": 3}
+    rows = list(pipeline(run_spec(model, "1", **more), tmp_path))
+    for mine, other in zip(rows, one[1], strict=False):
+        for name in ("samples", "tokens", "updated", "served", "age"):
+            assert mine[name] == other[name]
+        for name in ("loss", "grad_norm", "q", "d_bar", "d_policy", "d_max", "entropy", "reward"):
+            assert mine[name] == pytest.approx(other[name], abs=1e-5, rel=1e-5), name
+    for mine, other in zip(logged(tmp_path, 3), logged(one[0]), strict=False):
+        assert (mine["response"] == other["response"]).all()
+        np.testing.assert_allclose(
+            mine["trainer_logprobs_before"], other["trainer_logprobs_before"], atol=1e-5
+        )
+
+
+# ---------------------------------------------------------------- deaths
+def processes(title, of=None):
+    """Descendants of this process (or of `of`) whose title begins so."""
+    found = []
+    for p in (of or psutil.Process()).children(recursive=True):
+        try:
+            if " ".join(p.cmdline()).startswith(title):
+                found.append(p)
+        except psutil.Error:
+            continue
+    return found
+
+
+def during(title, seconds=60.0):
+    """The process that works on a call, as soon as it does."""
+    name, end = title.split(".")[0], time.monotonic() + seconds
+    (process,) = processes(name)
+    while time.monotonic() < end:
+        if process.cmdline()[0].startswith(title):
+            return process
+    raise AssertionError(f"no {title} in {seconds} s")
+
+
+@pytest.mark.parametrize("victim", ["ray::Engine", "sglang::scheduler"])
+def test_dead_engine(pipeline, model, two, tmp_path, victim):
+    """With answers in flight, the engine or SGLang's scheduler is killed: the curve is the undisturbed one."""
+    rows = []
+    for row in pipeline(run_spec(model, "2"), tmp_path):
+        rows.append(row)
+        if row["step"] == 1:
+            engine = during("ray::Engine.collect")
+            (engine if victim in engine.cmdline()[0] else processes(victim)[0]).kill()
+    assert rows[-1]["engine_restarts"] == 1
+    assert curve(rows) == curve(two)
+
+
+def test_dead_trainer(pipeline, model, two, tmp_path):
+    """A killed rank is a sentence, and the same run resumes to the undisturbed curve."""
+    spec = run_spec(model, "2", world__checkpoint_every=2)
+    rows = pipeline(spec, tmp_path)
+    for row in rows:
+        if row["step"] == 3:
+            processes("ray::Rank")[0].kill()
+            break
+    assert "trainer rank 0 died; the same command resumes" in refused(rows)
+    first = len(read(tmp_path / "metrics.jsonl"))
+    rest = list(pipeline(spec, tmp_path))
+    assert [row["step"] for row in rest] == list(range(rest[0]["step"], 6))
+    assert 0 < rest[0]["step"] <= first
+    rows = read(tmp_path / "metrics.jsonl")
+    assert curve(rows) == curve(two)
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)  # a resumed run goes on counting
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000006"]
+    assert list(pipeline(spec, tmp_path)) == []  # a finished run has nothing left
+
+
+def command(folder, model, lag="2"):
+    """`scaleup run` on a recipe of its own file, in a process of its own."""
+    nested = {"base": "tiny_cpu"}
+    for name, value in changes(model, world__checkpoint_every=2).items():
+        *parents, last = name.split(".")
+        table = nested
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[last] = value
+    recipe = folder / "recipe.toml"
+    recipe.write_text(tomli_w.dumps(nested))
+    words = ["run", recipe, "--method", "sat-grpo", "--lag", lag, "--out", folder / "run"]
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "scaleup", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(condition, seconds=240.0):
+    """Poll until it holds."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def gone(family, seconds=30.0):
+    """None of these processes lives on."""
+    left = psutil.wait_procs(family, seconds)[1]
+    assert [p.cmdline() for p in left if p.is_running() and p.status() != "zombie"] == []
+
+
+def test_dead_controller_and_dead_command(pipeline, model, two, tmp_path):
+    """The controller is killed, then the whole command; nothing is left behind, and the curve is whole."""
+    out = tmp_path / "run"
+    first = command(tmp_path, model)
+    wait_for(lambda: len(read(out / "metrics.jsonl")) >= 3 or first.poll())
+    me = psutil.Process(first.pid)
+    family = me.children(recursive=True)
+    assert any("sglang::scheduler" in " ".join(p.cmdline()) for p in family)
+    processes("ray::Host", me)[0].kill()
+    _, said = first.communicate(timeout=120)
+    assert first.returncode == 2
+    assert said == "scaleup: the controller died; the same command resumes at the last checkpoint\n"
+    gone(family)
+    at = len(read(out / "metrics.jsonl"))
+    second = command(tmp_path, model)
+    wait_for(lambda: len(read(out / "metrics.jsonl")) > at or second.poll())
+    me = psutil.Process(second.pid)
+    family = me.children(recursive=True)
+    second.kill()
+    gone(family)
+    spec = run_spec(model, "2", world__checkpoint_every=2)
+    list(pipeline(spec, out))
+    assert curve(read(out / "metrics.jsonl")) == curve(two)
+
+
+def test_ctrl_c(model, tmp_path):
+    """Ctrl-C while engines start: a sentence, exit code 130, and nothing is left behind."""
+    started = command(tmp_path, model)
+    me = psutil.Process(started.pid)
+    wait_for(lambda: processes("ray::Engine", me) or started.poll())
+    family = me.children(recursive=True)
+    os.kill(started.pid, signal.SIGINT)
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert said == "\nscaleup: stopped; the same command goes on\n"
+    gone(family)
+
+
+# ---------------------------------------------------------------- what cannot go on
+def refused(rows):
+    """The one sentence of a run that fails."""
+    with pytest.raises(RunError) as error:
+        list(rows)
+    said = str(error.value)
+    assert "\n" not in said
+    assert "Traceback" not in said
+    return said
+
+
+def test_checkpoints_that_do_not_belong(pipeline, model, tmp_path):
+    """Of other settings, torn in its state, torn in its weights: a sentence that names it."""
+    spec = run_spec(model, "2", world__checkpoint_every=2, training__steps=4)
+    list(pipeline(spec, tmp_path))
+    folder = tmp_path / "checkpoints" / "step_00000004"
+    other = run_spec(model, "2", world__checkpoint_every=2, training__steps=4, training__lr=1e-3)
+    assert refused(pipeline(other, tmp_path)) == (
+        f"{folder}: is a checkpoint of another run, its training.lr differs"
+    )
+    # settings that change no number may differ
+    assert list(pipeline(run_spec(model, "2", training__steps=4), tmp_path)) == []
+    weights = max(folder.glob("*.distcp"), key=lambda p: p.stat().st_size)
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert refused(pipeline(spec, tmp_path)).startswith(f"{folder}: ")
+    weights.write_bytes(whole)
+    state = folder / "trainer.pt"
+    state.write_bytes(state.read_bytes()[:200])
+    assert refused(pipeline(spec, tmp_path)).startswith(f"{state}: is no state of a run")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """`disk(size)`: a folder on a file system of so many bytes."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts a file system")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(size):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+        return folder
+
+    yield mount
+    subprocess.run(["umount", folder], check=False)
+
+
+def test_full_disk(pipeline, model, disk):
+    """A disk that is full at a checkpoint, and then at the metrics: the file is named, nothing is torn."""
+    out = disk("1m") / "run"
+    spec = run_spec(model, "0", world__checkpoint_every=2)
+    said = refused(pipeline(spec, out))
+    assert said.startswith(f"checkpoint of step 2 in {out}/checkpoints: ")
+    assert "No space left on device" in said
+    assert list((out / "checkpoints").iterdir()) == []
+    assert len(read(out / "metrics.jsonl")) == 2
+    (out / "filler").write_bytes(b"x" * (2**20 - 4096 * 16))
+    with (out / "filler").open("ab", buffering=0) as file:
+        try:
+            while file.write(b"x" * 1024):
+                pass
+        except OSError:
+            pass
+    said = refused(pipeline(spec, out))
+    assert re.fullmatch(rf"{out}/\S+: cannot be written \(No space left on device\)", said)
+    text = (out / "metrics.jsonl").read_text()
+    assert text == "" or text.endswith("\n")
+    assert not list(out.rglob("*.part"))
+
+
+def test_metrics_on_a_full_disk(model, tmp_path):
+    """A line that does not fit is taken back."""
+    metrics = Metrics(tmp_path, run_spec(model), 0)
+    metrics.add({"step": 0, "reward": 0.5})
+
+    class Full:
+        """Takes half a line."""
+
+        def __init__(self, file):
+            self.file, self.tell, self.truncate = file, file.tell, file.truncate
+            self.close = file.close
+
+        def write(self, line):
+            return self.file.write(line[: len(line) // 2])
+
+    metrics._file = Full(metrics._file)
+    with pytest.raises(RunError, match=r"metrics.jsonl: cannot be written \(No space left"):
+        metrics.add({"step": 1, "reward": 0.25})
+    metrics.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "reward": 0.5}\n'
+
+
+def test_hung_update(pipeline, model, tmp_path):
+    """An engine that is stopped in a push: one sentence names it and the version."""
+    spec = run_spec(model, "0", world__engine__timeout=TIMEOUT, training__steps=200)
+    rows = pipeline(spec, tmp_path)
+    for row in rows:
+        if row["step"] == 1:
+            break
+    engine = during("ray::Engine.push")
+    engine.suspend()
+    said = refused(rows)
+    assert re.fullmatch(r"engine 0 did not take version \d+ within 20 s and was stopped", said)
+    gone([engine])
+
+
+# ---------------------------------------------------------------- without an engine
+def host(spec, out):
+    """What the controller says before it starts anything."""
+    return list(Host().run(spec, str(out)))
+
+
+def test_what_does_not_fit_is_said_before_anything_starts(model, tmp_path):
+    """A model without a config, a task without a tokenizer, options of no task, a foreign tokenizer."""
+    assert host(run_spec(tmp_path), tmp_path) == [f"world.model: {tmp_path} holds no config.json"]
+    said = host(run_spec(model, world__task="reasoning_gym"), tmp_path)
+    assert said == ["task reasoning_gym: missing a required keyword-only argument: 'dataset'"] or (
+        "dataset" in said[0]
+    )
+    said = host(run_spec(model, world__task="residue", world__task_options={"k": 2}), tmp_path)
+    assert said == ["task residue: got an unexpected keyword argument 'k'"]
+    small = tiny.write(tmp_path / "small", "qwen3_moe", vocab_size=16)
+    assert host(run_spec(small), tmp_path) == ["task residue has token 23, the model has 16"]
+
+
+def test_foreign_tokenizer(model, tmp_path):
+    """A tokenizer with more tokens than the model: one sentence."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tiny.write(tmp_path / "model", "qwen3_moe")
+    words = {f"w{i}": i for i in range(600)}
+    kept = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), eos_token="w1"
+    )
+    kept.save_pretrained(folder)
+    said = host(run_spec(folder), tmp_path)
+    assert said == ["the tokenizer has token 599, but the model's vocabulary ends at 511"]
+
+
+MISTAKES = [
+    ({"world.promts": 4}, "promts: Extra inputs are not permitted"),
+    ({"world.engine.dtypes": "float32"}, "dtypes: Extra inputs"),
+    ({"world.prompts": 0}, "prompts: Input should be greater than or equal to 1"),
+    ({"methods": ["grpo=ppo", "satt"]}, "no stabilizer 'satt'"),
+    ({"methods": ["grpo=ppo", "estr"]}, "needs the whole distribution of the engine"),
+    ({"training.proximal": "ewma"}, "proximal ewma runs in the simulator only"),
+    ({"training.proximal": "rollout", "methods": ["grpo=ppo", "decoupled"]}, "keep_weights"),
+    ({"training.optimizer": "sgd"}, "training.optimizer must be adam"),
+    ({"lags": ["two"]}, "no lag regime 'two'"),
+    ({"world.replay": "r4"}, "replay"),
+    ({"world.trainer.tp": 2}, "1 ranks cannot be shared by tp 2 x pp 1"),
+    ({"world.evaluate_every": 2}, "evaluate_every needs an evaluation"),
+    (EVALUATED | {"world.evaluation": {"task": "residue"}}, "problems: Field required"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), MISTAKES, ids=[s for _, s in MISTAKES])
+def test_recipe_mistakes(model, change, sentence):
+    """A setting that cannot be is a ConfigError of one sentence."""
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        load("tiny_cpu", changes(model) | change)
+
+
+def test_load(tmp_path):
+    """A recipe builds on another; changes go by dotted names; an unknown one is a sentence."""
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "tiny_cpu"\nlags = ["4"]\n[training]\nsteps = 7\n')
+    recipe = load(path, {"world.engine.count": 2, "world.prompts": 3})
+    assert (recipe.lags, recipe.training.steps, recipe.training.lr) == (("4",), 7, 3e-3)
+    assert (recipe.world.engine.count, recipe.world.prompts) == (2, 3)
+    assert recipe.world.engine.options["disable_radix_cache"] is True  # of the base
+    with pytest.raises(ConfigError, match="no recipe 'absent': neither a file nor one of"):
+        load("absent")
+    with pytest.raises(ConfigError, match="lags is not a section"):
+        load(path, {"lags.n": 2})
+
+
+def test_name_is_a_folder(model):
+    """Whatever a method and a lag are called."""
+    spec = run_spec(model, "fully_async:max_age=2,updates=1")
+    assert re.fullmatch(r"[\w.+-]+", spec.name)
+    assert "fully_async-max_age-2-updates-1" in spec.name
+    recipe = load("tiny_cpu", changes(model) | {"methods": ["mine/sat=sat", "grpo=ppo"]})
+    odd = RunSpec(recipe.world, recipe.training, recipe.arms[0], "1", "none", 0)
+    assert odd.name == "mine-sat_lag1_none_seed0"
+
+
+def test_metrics_before_the_resumed_step_stay(model, tmp_path):
+    """Lines from the resumed step on go, and a last line that was cut."""
+    metrics = Metrics(tmp_path, run_spec(model), 0)
+    for step in range(4):
+        metrics.add({"step": step, "reward": step / 4, "seconds": float(step), "odd": float("nan")})
+    metrics.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')
+    again = Metrics(tmp_path, run_spec(model), 2)
+    again.add({"step": 2, "reward": 9.0})
+    again.close()
+    rows = read(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert rows[1] == {"step": 1, "reward": 0.25, "seconds": 1.0, "odd": None}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[2])["reward"] == 9.0
+
+
+class Fake:
+    """Ray and its engines in one process. Engine i answers at each `collect` one of its requests."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self):
+        self.dead, self.given, self.calls, self.started = set(), {}, [], 0
+
+    def actor(self, number):
+        """An engine with the calls that the pool makes."""
+        self.started += 1
+        me = self.started
+        self.given[me] = []
+
+        def begin(requests):
+            self.given[me] += requests
+
+        def collect(seconds):
+            done = [(r, [f"{r.key} of {me}"]) for r in self.given[me][:1]]
+            del self.given[me][:1]
+            return done, len(self.given[me])
+
+        def method(name, body):
+            def remote(*arguments):
+                self.calls.append((me, name, arguments))
+                return lambda: self.call(me, body, arguments)
+
+            return SimpleNamespace(remote=remote)
+
+        bodies = {"begin": begin, "collect": collect}
+        names = ("begin", "collect", "push", "clear", "pid")
+        return SimpleNamespace(
+            **{n: method(n, bodies.get(n, lambda *_: None)) for n in names}, me=me
+        )
+
+    def call(self, me, body, arguments):
+        """A call that has arrived."""
+        if me in self.dead:
+            raise ray.exceptions.ActorDiedError
+        return body(*arguments)
+
+    def get(self, ref, timeout):
+        """Of one reference."""
+        return ref()
+
+    def wait(self, refs, timeout):
+        """All are ready."""
+        return refs, []
+
+    def kill(self, actor):
+        """Nothing comes back from it."""
+        self.dead.add(actor.me)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A pool's Ray."""
+    found = Fake()
+    monkeypatch.setattr(engines, "ray", found)
+    monkeypatch.setattr(Pool, "_start", lambda pool, m: setattr(m, "actor", found.actor(m.number)))
+    return found
+
+
+def requests(batch, n, answers=4):
+    """Requests of a batch."""
+    return [Request(batch, i, [1], answers, None, {}) for i in range(n)]
+
+
+def test_requests_go_where_the_load_is_least(fake):
+    """By answers in flight, not by requests, over what is there from before."""
+    pool = Pool("", EngineSpec(count=3), gpus=False)
+    pool.clear()
+    pool.begin(requests(0, 1, answers=8))
+    pool.begin(requests(1, 4, answers=3))
+    assert [[r.key for r in fake.given[i]] for i in (1, 2, 3)] == [
+        [(0, 0)],
+        [(1, 0), (1, 2)],
+        [(1, 1), (1, 3)],
+    ]
+    assert pool.in_flight == 5
+    keys = []
+    while pool.in_flight:
+        keys += [r.key for r, _ in pool.collect(0)]
+    assert sorted(keys) == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+def test_a_new_engine_gets_weights_and_requests(fake):
+    """All that was begun together is begun again, what was accepted is not accepted twice."""
+    pool = Pool("", EngineSpec(restarts=1), gpus=False)
+    pool.clear()
+    pool.push("weights", 3)
+    pool.begin(requests(0, 3))
+    first = pool.collect(0)
+    fake.dead.add(1)
+    rest = []
+    while pool.in_flight:
+        rest += pool.collect(0)
+    assert [r.key for r, _ in first] == [(0, 0)]
+    assert [samples for _, samples in rest] == [["(0, 1) of 2"], ["(0, 2) of 2"]]
+    names = [(name, arguments) for me, name, arguments in fake.calls if me == 2]
+    assert names[:3] == [("pid", ()), ("push", ("weights", 3)), ("begin", (requests(0, 3),))]
+    pool.begin(requests(1, 1))
+    fake.dead.add(2)
+    with pytest.raises(RunError, match="engine 0 died, and 1 restarts are used up"):
+        pool.collect(0)
+    pool.clear()  # the next run starts it
+    assert fake.started == 3
+    assert pool.in_flight == 0
+
+
+def test_what_a_busy_engine_lost_is_begun_again_alone(fake):
+    """With new requests among old ones, only what is missing starts again."""
+    pool = Pool("", EngineSpec(), gpus=False)
+    pool.clear()
+    pool.begin(requests(0, 2))
+    pool.collect(0)
+    pool.begin(requests(1, 1))
+    fake.dead.add(1)
+    pool.collect(0)
+    assert [r.key for r in fake.given[2]] == [(0, 1), (1, 0)]
+
+
+def test_an_engine_without_answers_is_given_up(fake, monkeypatch):
+    """Alive, but no answer of it ends within the timeout."""
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(engines, "time", clock)
+    pool = Pool("", EngineSpec(timeout=5, restarts=0), gpus=False)
+    pool.clear()
+    pool.begin(requests(0, 1))
+    fake.given[1].clear()
+    clock.now += 4
+    assert pool.collect(0) == []
+    clock.now += 2
+    with pytest.raises(RunError, match="engine 0 ended no answer in 5 s"):
+        pool.collect(0)
