@@ -29,8 +29,15 @@ from scaleup.launch import Ranks
 from scaleup.rollout import serve
 
 OUT = Path("reports/scaleup_engines")
-SEEDS = {"qwen3_moe": 8, "qwen3": 5, "llama": 5}  # of weights, in bf16; two of them in float32
+SEEDS = {"qwen3_moe": 8, "qwen3": 5, "llama": 5}  # of weights, in bf16
 NAMES = {"qwen3_moe": "Qwen3-MoE", "qwen3": "Qwen3, dense", "llama": "Llama"}
+FLOAT_SEEDS = 2
+GIVEN, ROUTERS, MOVED = (
+    "routers and micro-batches as given",
+    "routers and micro-batches",
+    "tokens that free routing would move, at least",
+)
+CONTROL, LARGE = "one step counter", "Qwen3-30B-A3B"
 LEVELS = (0.5, 0.9, 0.99, 0.999)
 GRID = [10 ** (i / 10) for i in range(-50, 6)]  # nats, of the survival function
 
@@ -55,7 +62,7 @@ def agreement(rank: Ranks, root: Path) -> Iterator[Row]:
         folders = [tiny.write(root / f"{kind}{i}", kind, seed=i) for i in range(seeds + 1)]
         for dtype in ("float32", "bfloat16"):
             with closing(serve(folders[0], dtype=dtype, random_seed=0)) as engine:
-                for seed in range(1, 1 + (2 if dtype == "float32" else seeds)):
+                for seed in range(1, 1 + (FLOAT_SEEDS if dtype == "float32" else seeds)):
                     engine.push(weights.read(folders[seed]), seed)
                     samples = engine.generate(prompts, n=4, max_new_tokens=64)
                     theirs = torch.cat([s.logp_mu for s in samples])
@@ -69,8 +76,9 @@ def agreement(rank: Ranks, root: Path) -> Iterator[Row]:
                         for level in LEVELS:
                             yield row(f"q{level}", float(abs_quantile([(d, everything)], level)))
                         yield row("max", float(d.max()))
-                        yield row("other experts", float(other.float().mean()))
-                        yield row("other experts, prompts too", float(fed.float().mean()))
+                        if kind == "qwen3_moe":
+                            yield row("other experts", float(other.float().mean()))
+                            yield row("other experts, prompts too", float(fed.float().mean()))
                         if dtype == "bfloat16":
                             for x in GRID:
                                 yield row(f"above {x:.2e}", float((d > x).float().mean()))
@@ -119,13 +127,12 @@ def replays(one: Ranks, two: Ranks, folder: Path) -> Iterator[Row]:
             found = ranks(measure.routed, folder, layout, mode)
             same, moved = (list(chain.from_iterable(x)) for x in zip(*found, strict=True))
             row = partial(Row, "replay", f"{mode} {case}", 1)
-            yield row("routers and micro-batches", len(same))
-            yield row("of them as given", sum(same))
-            yield row("least share that free routing moves", min(moved))
-    how = {"rows": measure.routed_responses, "replay": "r3"}
+            yield row(ROUTERS, len(same))
+            yield row(GIVEN, sum(same))
+            yield row(MOVED, min(moved))
+    how = {"rows": measure.routed_responses, "replay": "r3", "build": measure.RECOMPUTE, "steps": 1}
     right, wrong = (
-        two(_run, folder, {"pp": 2}, how | {"build": measure.RECOMPUTE, "broken": broken})[0][0]
-        for broken in (False, True)
+        two(measure.run, folder, {"pp": 2}, broken=broken, **how)[0][0] for broken in (False, True)
     )
     for name in ("loss", "norm"):
         yield Row("replay", "PP2, recompute", 1, name, right[name])
@@ -133,10 +140,6 @@ def replays(one: Ranks, two: Ranks, folder: Path) -> Iterator[Row]:
     gradient, difference, _ = one(measure.slope, folder)[0]
     yield Row("replay", "router", 1, "gradient", gradient)
     yield Row("replay", "router", 1, "finite difference", difference)
-
-
-def _run(folder, layout, settings):
-    return measure.run(folder, layout, 1, **settings)
 
 
 def checkpoints(one: Ranks, two: Ranks, folder: Path) -> Iterator[Row]:
@@ -150,154 +153,180 @@ def checkpoints(one: Ranks, two: Ranks, folder: Path) -> Iterator[Row]:
         case = f"{name} to {same[0] if n == 2 else 1}"
         yield Row("checkpoint", case, 1, "difference", measure.gap(saved[name], found[0][0]))
     found = one(measure.resume, folder, folder.parent / "DP2", {}, True)[0][0]
-    yield Row("checkpoint", "one step counter", 1, "difference", measure.gap(saved["DP2"], found))
-
-
-def planned() -> Iterator[Row]:
-    """The large model, by names and shapes."""
-    from scaleup import plan
-
-    found = plan.dry_run(layouts=())
-    yield Row("plan", "Qwen3-30B-A3B", 0, "parameters", found.parameters)
-    yield Row("plan", "Qwen3-30B-A3B", 0, "tensors", found.tensors)
+    yield Row("checkpoint", CONTROL, 1, "difference", measure.gap(saved["DP2"], found))
 
 
 # ---------------------------------------------------------------- the page
-def page(rows: list[Row], provenance: dict[str, str]) -> str:
-    """README.md."""
+class Numbers:
+    """The rows, by part, case and name."""
+
+    def __init__(self, rows: list[Row]):
+        self.rows = rows
+
+    def all(self, part: str, case: str, name: str) -> list[float]:
+        """A value for each seed."""
+        return [r.value for r in self.rows if (r.part, r.case, r.name) == (part, case, name)]
+
+    def one(self, part: str, case: str, name: str) -> float:
+        """The value of the first seed."""
+        return self.all(part, case, name)[0]
+
+    def gap(self, case: str, name: str, scale: float = 1.0) -> str:
+        """Mean over seeds and its interval, of a number of `agreement`."""
+        return spread([scale * x for x in self.all("agreement", case, name)])
+
+
+def spread(values: list[float]) -> str:
+    """Mean and 95 % Student-t interval."""
     from simlab.intervals import mean_interval
 
-    def of(part: str, case: str, name: str) -> list[float]:
-        return [r.value for r in rows if (r.part, r.case, r.name) == (part, case, name)]
+    return "{:.3g} ({:.3g} to {:.3g})".format(*mean_interval(values))
 
-    def one(part: str, case: str, name: str) -> float:
-        return of(part, case, name)[0]
 
-    def table(header: list[str], *body: list[str]) -> str:
-        rule = ["---"] + ["---:"] * (len(header) - 1)
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *body))
+def table(header: list[str], body: list[list[str]]) -> str:
+    """A Markdown table, numbers to the right."""
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *body))
 
-    def spread(values: list[float], scale: float = 1.0) -> str:
-        return "{:.3g} ({:.3g} to {:.3g})".format(*(scale * x for x in mean_interval(values)))
 
-    moe, seeds = "qwen3_moe bfloat16 ", SEEDS["qwen3_moe"]
-    modes = ("none", "r3")
-    exact = {(k, m): max(of("agreement", f"{k} float32 {m}", "max")) for k in SEEDS for m in modes
-             if of("agreement", f"{k} float32 {m}", "max")}  # fmt: skip
-    gap_rows = [
-        [word, *(spread(of("agreement", moe + m, name), scale) for m in modes)]
-        for word, name, scale in (
-            ("mean", "mean", 1), *((f"quantile {x}", f"q{x}", 1) for x in LEVELS), ("largest", "max", 1),
-            ("% of tokens whose experts differ", "other experts", 100),
-        )
+def on_agreement(n: Numbers) -> list[str]:
+    """Float32, bf16, replay."""
+    free, held = "qwen3_moe bfloat16 none", "qwen3_moe bfloat16 r3"
+    tokens = f"{n.one('agreement', free, 'tokens'):,.0f} sampled tokens a seed"
+    exact = [
+        [NAMES[kind], *(f"{max(n.all('agreement', f'{kind} float32 {m}', 'max') or [0]):.1e}"
+                        for m in (("none", "r3") if kind == "qwen3_moe" else ("none",)))]
+        for kind in SEEDS
     ]  # fmt: skip
-    pairs = zip(*(of("agreement", moe + m, "mean") for m in modes), strict=True)
-    share = spread([b / a for a, b in pairs])
-    cases = ["1", *measure.LAYOUTS]
-    layout_rows = [
-        [c, *(f"{one('layouts', c, n):.7f}" for n in ("loss", "norm", "q")),
-         "" if c == "1" else f"{one('layouts', c, 'difference'):.1e}"] for c in cases
+    lines = [("mean", "mean", 1), *((f"quantile {x}", f"q{x}", 1) for x in LEVELS)]
+    lines += [("largest", "max", 1), ("% of tokens whose experts differ", "other experts", 100)]
+    fed = max(n.all("agreement", held, "other experts, prompts too"))
+    dense = ", ".join(
+        f"{NAMES[kind]}: {n.gap(f'{kind} bfloat16 none', 'mean')} and "
+        f"{n.gap(f'{kind} bfloat16 none', 'max')}"
+        for kind in ("qwen3", "llama")
+    )
+    return [
+        "## Agreement in float32",
+        table(["model", "largest gap, nats", "under R3"], [[*x, "-"][:3] for x in exact]),
+        f"Largest |d| over {FLOAT_SEEDS} seeds of weights, {tokens}.",
+        "## The gap in bf16, and routing replay",
+        table(
+            ["gap of Qwen3-MoE, nats", "free routing", "R3"],
+            [[word, *(n.gap(case, *how) for case in (free, held))] for word, *how in lines],
+        ),
+        f"Mean over {SEEDS['qwen3_moe']} seeds of weights with its 95 % Student-t interval; {tokens}, the "
+        "weights pushed one after the other into one running engine. R3 replays SGLang's experts in the "
+        f"trainer: of the tokens it was fed, prompts too, {100 * fed:.0f} % were routed otherwise than "
+        f"recorded. For contrast, mean and largest |d| of dense models over {SEEDS['llama']} seeds: {dense}.",
+        "![Share of tokens with a larger gap](figures/gap_tail.png)",
+        "Share of tokens with a larger |d|. Lines: means over seeds; bands: the smallest and the largest seed.",
+    ]
+
+
+def on_layouts(n: Numbers) -> list[str]:
+    """The same step in every layout."""
+    body, local = [], []
+    for case in ("1", *measure.LAYOUTS):
+        step = [f"{n.one('layouts', case, name):.7f}" for name in ("loss", "norm", "q")]
+        body.append([case, *step, f"{n.one('layouts', case, 'difference'):.1e}"])
+    for case in ("1", "DP2"):
+        step = [f"{n.one('local quantile', case, name):.7f}" for name in ("loss", "norm")]
+        q = [r.value for r in n.rows if r[:2] == ("local quantile", case) and r.name[:2] == "q "]
+        local.append([case, *step, ", ".join(f"{x:.4f}" for x in q)])
+    return [
+        "## Layouts",
+        table(["layout", "loss", "gradient norm", "q", "largest difference to 1"], body),
+        "The first of three Adam steps of SAT. The difference is the largest over all three steps and over "
+        "every number that a step reports (loss, norm, q, active tokens, diagnostics), relative above 1.",
+        table(["local quantile, layout", "loss", "gradient norm", "q of the micro-batches"], local),
+        'With `quantile = "local"` each micro-batch takes its own q. The loss of the same step is another '
+        "one, and another one again on two ranks.",
+    ]
+
+
+def on_simulator(n: Numbers) -> list[str]:
+    """Method by method."""
+    found = {
+        word: sorted((-r.value, r.name.split()[0]) for r in n.rows
+                     if r.part == "simulator" and r.name.endswith(word))
+        for word in ("loss gap", "norm gap", "same tokens")
+    }  # fmt: skip
+    loss, same = found["loss gap"], found["same tokens"]
+    other = next(x for x in loss if x[1] != loss[0][1])
+    return [
+        "## The simulator's loss call and Megatron's closure",
+        f"{len({name for _, name in loss})} methods, each with token_mean and with seq_mean_token_mean and a "
+        f"KL term. Largest difference of the loss: {-loss[0][0]:.1e} ({loss[0][1]}), {-other[0]:.1e} among the "
+        f"others. Largest relative difference of the gradient norm: {-found['norm gap'][0][0]:.1e}. The same "
+        f"active tokens in {-sum(x for x, _ in same):.0f} of {len(same)} cases.",
+    ]
+
+
+def on_trainers(n: Numbers) -> list[str]:
+    """Routing replay, checkpoints, the plan."""
+    wide = partial(n.one, "replay")
+    body = [
+        [f"{mode.upper()}, layout {case}",
+         "{:.0f} of {:.0f}".format(*(wide(f"{mode} {case}", x) for x in (GIVEN, ROUTERS))),
+         f"{100 * wide(f'{mode} {case}', MOVED):.0f} %"]
+        for mode in ("r2", "r3") for case in ("1", "TP2 SP EP2")
     ]  # fmt: skip
-    local_rows = []
-    for c in ("1", "DP2"):
-        qs = [r.value for r in rows if r[:2] == ("local quantile", c) and r.name.startswith("q ")]
-        numbers = (f"{one('local quantile', c, n):.7f}" for n in ("loss", "norm"))
-        local_rows.append([c, *numbers, ", ".join(f"{q:.4f}" for q in qs)])
-    sim = [r for r in rows if r.part == "simulator"]
-    worst = {}
-    for name in ("loss gap", "norm gap"):
-        top = sorted((r for r in sim if r.name.endswith(name)), key=lambda r: -r.value)
-        worst[name] = top[0], next(r for r in top if not r.name.startswith("vcpo"))
-    methods = len({r.name for r in sim if r.name.endswith("loss gap")})
-    same = [r.value for r in sim if r.name.endswith("same tokens")]
-    replay_rows = [
-        [f"{m.upper()}, layout {c}", f"{one('replay', f'{m} {c}', 'of them as given'):.0f} of "
-         f"{one('replay', f'{m} {c}', 'routers and micro-batches'):.0f}",
-         f"{100 * one('replay', f'{m} {c}', 'least share that free routing moves'):.0f} %"]
-        for m in ("r2", "r3") for c in ("1", "TP2 SP EP2")
+    right, wrong = "PP2, recompute", "PP2, recompute, action left at forward"
+    loss = abs(wide(right, "loss") - wide(wrong, "loss"))
+    saves = [r for r in n.rows if r.part == "checkpoint" and r.case != CONTROL]
+    large = [f"{n.one('plan', LARGE, x):,.0f} {x}" for x in ("parameters", "tensors")]
+    return [
+        "## Routing replay",
+        table(["replay on perturbed weights", GIVEN, MOVED], body),
+        f"Negative control, PP2 with recomputation and the action left at forward: the loss shows nothing "
+        f"(difference {loss:.1e}), the gradient norm is {wide(wrong, 'norm'):.4f} instead of "
+        f"{wide(right, 'norm'):.4f}, and there is no error. The slope of the loss along the routers' gradient "
+        f"under R3 is {wide('router', 'gradient'):.5f} by the gradient and "
+        f"{wide('router', 'finite difference'):.5f} by finite differences.",
+        "## Checkpoints",
+        table(["saved in, resumed in", "largest difference"],
+              [[r.case, f"{r.value:.1e}"] for r in saves]),
+        "Two steps after the resume against those of the run that went on, over every number of a step. "
+        "Negative control, one step counter of Adam for all parameters, as Megatron's loader leaves it: "
+        f"{n.one('checkpoint', CONTROL, 'difference'):.1e}.",
+        f"## {LARGE}",
+        f"{' in '.join(large)}; names and shapes in transformers are those of `scaleup.weights`. "
+        "`python -m scaleup.plan` walks the layouts. No weights of this size were loaded.",
     ]  # fmt: skip
-    right = {n: one("replay", "PP2, recompute", n) for n in ("loss", "norm")}
-    wrong = {n: one("replay", "PP2, recompute, action left at forward", n) for n in right}
-    saves = [r for r in rows if r.part == "checkpoint" and r.case != "one step counter"]
-    tokens = int(of("agreement", moe + "none", "tokens")[0])
-    numbers = {n: int(one("plan", "Qwen3-30B-A3B", n)) for n in ("parameters", "tensors")}
-    fed = max(of("agreement", moe + "r3", "other experts, prompts too"))
+
+
+def page(rows: list[Row], provenance: dict[str, str]) -> str:
+    """README.md."""
+    n, moe = Numbers(rows), "qwen3_moe bfloat16 "
+    largest = max(r.value for r in rows if r.name == "max" and "float32" in r.case)
+    means = (n.all("agreement", moe + mode, "mean") for mode in ("none", "r3"))
+    share = spread([b / a for a, b in zip(*means, strict=True)])
     blocks = [
         "# The real engines under the simulator's losses, on a CPU",
         "```sh\npython -W ignore -m scaleup.engines_report\n```",
-        "Written by this command in the environment of `make scaleup`. "
-        + ", ".join(f"{k} {v}" for k, v in provenance.items())
-        + f". A machine with {os.cpu_count()} CPU cores and no GPU. [numbers.csv](numbers.csv) has every "
-        "number of this page. The models are tiny (two layers of width 64, 512 tokens, eight experts of "
-        "which two are used) and random: that two programs agree carries over to a large model, the size "
-        "of a gap does not. Log-probs are in nats, d = log pi - log mu of the same weights.",
+        "Written by this command in the environment of `make scaleup`, on a machine with "
+        f"{os.cpu_count()} CPU cores and no GPU: " + ", ".join(map(" ".join, provenance.items())) + ". "
+        "[numbers.csv](numbers.csv) has every number of this page. The models are tiny (two layers of width "
+        "64, a vocabulary of 512, eight experts of which two are used) and random: that two programs agree "
+        "carries over to a large model, the size of a gap does not. d = log pi - log mu in nats, pi by "
+        "Megatron, mu by SGLang, of the same weights.",
         "What a reader may take away:",
-        f"- **In float32 the two engines are the same policy.** SGLang's log-probs of its own samples "
-        f"differ from Megatron's by at most {max(exact.values()):.1e} nats.\n"
-        f"- **In bf16 the tail of the gap is routing.** With SGLang's experts replayed in the trainer (R3) "
-        f"mean |d| is {share} of what it is with free routing, and the largest |d| falls from "
-        f"{spread(of('agreement', moe + 'none', 'max'))} to {spread(of('agreement', moe + 'r3', 'max'))}.\n"
-        "- **The loss does not depend on the layout**, as long as SAT's quantile is that of the whole batch. "
-        "A quantile of each micro-batch does.\n"
-        "- **The loss that trains is the loss that is simulated**, for all methods of the registry that a "
-        "trainer can feed.",
-        "## Agreement in float32",
-        table(
-            ["model", "largest gap, nats", "with SGLang's experts replayed"],
-            *([NAMES[k], f"{exact[k, 'none']:.1e}", f"{exact[k, 'r3']:.1e}" if (k, "r3") in exact else "-"]
-              for k in SEEDS),
-        ),
-        f"Largest |d| over two seeds of weights and {tokens:,} sampled tokens each.",
-        "## The gap in bf16, and routing replay",
-        table(["|d| of Qwen3-MoE, nats", "free routing", "R3"], *gap_rows),
-        f"Mean over {seeds} seeds of weights with its 95 % Student-t interval; {tokens:,} tokens a seed, pushed "
-        f"one after the other into one running engine. Under R3 the trainer used the recorded sets at every "
-        f"token it was fed ({fed:.0f} differ). Dense models for contrast, mean and largest |d|: "
-        + ", ".join(
-            f"{NAMES[k]} {spread(of('agreement', f'{k} bfloat16 none', 'mean'))} and "
-            f"{spread(of('agreement', f'{k} bfloat16 none', 'max'))}"
-            for k in ("qwen3", "llama")
-        )
-        + f" ({SEEDS['qwen3']} seeds).",
-        "![Share of tokens with a larger gap](figures/gap_tail.png)",
-        "Share of tokens with a larger |d|; lines are means over seeds, bands the smallest and the largest seed.",
-        "## Layouts",
-        table(["layout", "loss", "gradient norm", "q", "largest difference to 1"], *layout_rows),
-        "First of three Adam steps of SAT. The difference is the largest over all three steps and over every "
-        "number that a step reports (loss, norm, q, active tokens, diagnostics), relative above 1.",
-        table(["local quantile, layout", "loss", "gradient norm", "q of the micro-batches"], *local_rows),
-        'With `quantile = "local"` each micro-batch takes its own q: the same step has another loss, and '
-        "another one again on two ranks.",
-        "## The simulator's loss call and Megatron's closure",
-        f"{methods} methods, twice (token_mean; seq_mean_token_mean with a KL term). Largest difference of the "
-        f"loss: {worst['loss gap'][0].value:.1e} ({worst['loss gap'][0].name.split()[0]}), "
-        f"{worst['loss gap'][1].value:.1e} without vcpo, which multiplies ratios over the response. Largest "
-        f"relative difference of the gradient norm: {worst['norm gap'][0].value:.1e}. Active tokens: the same "
-        f"in {sum(same):.0f} of {len(same)} cases.",
-        "## Routing replay",
-        table(["replay on perturbed weights", "routers and micro-batches as given",
-               "free routing would move at least"], *replay_rows),
-        f"Negative control, PP2 with recomputation and the action left at forward: the loss is the same "
-        f"(difference {abs(right['loss'] - wrong['loss']):.1e}) and the gradient norm is "
-        f"{wrong['norm']:.4f} instead of {right['norm']:.4f}, without an error. The slope of the loss along "
-        f"the routers' gradient under R3 is {one('replay', 'router', 'gradient'):.5f} by the gradient and "
-        f"{one('replay', 'router', 'finite difference'):.5f} by finite differences.",
-        "## Checkpoints",
-        table(["saved in, resumed in", "largest difference"],
-              *([r.case.replace(" to ", ", "), f"{r.value:.1e}"] for r in saves)),
-        "Two steps after the resume against the run that went on, over every number of a step. With one step "
-        "counter of Adam for all parameters, as Megatron's loader leaves it, the difference is "
-        f"{one('checkpoint', 'one step counter', 'difference'):.1e}: the negative control.",
-        "## Qwen3-30B-A3B",
-        f"{numbers['parameters']:,} parameters in {numbers['tensors']:,} tensors, whose names and shapes in "
-        "transformers are those of `scaleup.weights`. `python -m scaleup.plan` walks the layouts. No weights "
-        "of this size were loaded.",
+        "- **In float32 the two engines are the same policy.** SGLang's log-probs of its own samples differ "
+        f"from Megatron's by at most {largest:.1e} nats.\n"
+        "- **In bf16 the tail of the gap is routing.** With SGLang's experts replayed in the trainer (R3), mean "
+        f"|d| is {share} of what it is with free routing, and the largest |d| falls from "
+        f"{n.gap(moe + 'none', 'max')} to {n.gap(moe + 'r3', 'max')}. What is left is of the size of a dense model's.\n"
+        "- **The loss does not depend on the layout** where SAT's quantile is that of the whole batch. With a "
+        "quantile of each micro-batch it does.\n"
+        "- **The loss that trains is the loss that is simulated**, for every method of the registry.",
+        *on_agreement(n), *on_layouts(n), *on_simulator(n), *on_trainers(n),
         "## What a cluster user must still check",
         "Nothing here ran on a GPU. Not run: GPU kernels of either engine, the numerics of flash attention, "
         "Megatron's layer of Transformer Engine (its names are mapped, its numbers are unknown), NCCL, pushes "
-        "with `exact=False` into layouts whose weights a kernel shuffles, FP8, more than two ranks of a "
-        "trainer here (four in the tests of the weights), and the weights of a real 30B model. On a new "
-        "machine run `make scaleup` first, then measure |d| at lag 0 with and without R3.",
+        "with `exact=False` into layouts whose weights a kernel shuffles, FP8, trainers of more than two "
+        "ranks, and the weights of a real 30B model. On a new machine run `make scaleup` first, then measure "
+        "|d| at lag 0 with and without R3.",
     ]  # fmt: skip
     return "\n\n".join(blocks) + "\n"
 
@@ -333,6 +362,7 @@ def figure(rows: list[Row]):
 
 def main(out: Path = OUT) -> None:
     """Measure and write the folder."""
+    from scaleup import plan
     from simlab.page import commit, embed, write
 
     os.environ["SGLANG_TIMEOUT_KEEP_ALIVE"] = "600"  # a connection idles while trainers score
@@ -341,7 +371,10 @@ def main(out: Path = OUT) -> None:
         with Ranks(1, 900) as rank:
             rows = list(agreement(rank, Path(root)))
         rows += training.result()
-    rows += planned()
+    large = plan.dry_run(layouts=())
+    rows += [
+        Row("plan", LARGE, 0, name, getattr(large, name)) for name in ("parameters", "tensors")
+    ]
     provenance = {"commit": commit(), "simlab": version("simlab"), "torch": torch.__version__,
                   "sglang": version("sglang"), "megatron-core": version("megatron-core"),
                   "Python": platform.python_version()}  # fmt: skip

@@ -47,8 +47,8 @@ def _serve(rank: int, n: int, store: str, timeout: float, pipe) -> None:
     )
     while (call := pipe.recv_bytes()) != b"":
         try:
-            function, args = pickle.loads(call)
-            answer = True, function(*args)
+            function, args, arguments = pickle.loads(call)
+            answer = True, function(*args, **arguments)
             pipe.send_bytes(pickle.dumps(answer))
         except Exception:
             pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
@@ -76,11 +76,11 @@ class Ranks:
             self._processes.append(process)
         atexit.register(self.close)  # before multiprocessing waits for those that are no daemons
 
-    def __call__(self, function: Callable, *args) -> list:
-        """function(*args) on every rank. Raises RuntimeError when a rank fails."""
+    def __call__(self, function: Callable, *args, **arguments) -> list:
+        """function(*args, **arguments) on every rank. Raises RuntimeError when a rank fails."""
         if not self._pipes:
             raise RuntimeError("these ranks are closed")
-        call = pickle.dumps((function, args))
+        call = pickle.dumps((function, args, arguments))
         for pipe in self._pipes:
             pipe.send_bytes(call)
         results, waiting = {}, {pipe: rank for rank, pipe in enumerate(self._pipes)}

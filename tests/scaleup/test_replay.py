@@ -35,13 +35,8 @@ def folder(tmp_path_factory):
 
 def steps(ranks, folder, layout, mode, build=REPLAY, broken=False):
     """Three steps on random sets of experts; `broken` leaves the action at forward."""
-    settings = {"build": build, "lr": 1e-3, "replay": mode}
-    return ranks(replayed, folder, layout, broken, settings)[0]
-
-
-def replayed(folder, layout, broken, settings):
-    """`run` with routes."""
-    return run(folder, layout, rows=routed_responses, broken=broken, **settings)
+    more = {"rows": routed_responses, "build": build, "replay": mode, "lr": 1e-3, "broken": broken}
+    return ranks(run, folder, layout, **more)[0]
 
 
 @pytest.fixture(scope="module")
