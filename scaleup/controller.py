@@ -20,23 +20,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import ray
 import torch
 
 from scaleup import checkpoint
 from scaleup.engines import START, Request
 from scaleup.evaluate import avg_at_k
-from scaleup.metrics import Metrics
+from scaleup.metrics import Metrics, log_tokens
 from scaleup.recipe import RunSpec
 from scaleup.responses import Response
 from scaleup.rollout import Sample
 from scaleup.session import Session
 from scaleup.tasks import load_tokenizer, make
 from simlab.advantages import ADVANTAGES
-from simlab.page import commit
 from simlab.config import RunError
-from simlab.token_log import Run, write_step
 
 
 class Controller:
@@ -174,13 +171,7 @@ class Controller:
         now = time.monotonic()
         self.trained_seconds += now - self.began
         if frames := [rows for _, rows in found if rows is not None]:
-            rows = pl.concat(frames, how="vertical_relaxed").sort("response")
-            folder = self.out / "token_log"
-            try:
-                write_step(folder, self.step, rows, self._settings())
-            except OSError as error:
-                why = error.strerror or error
-                raise RunError(f"{folder}: step {self.step} cannot be written ({why})") from error
+            log_tokens(self.out / "token_log", self.spec, self.step, frames)
         wall = now - self.started
         return (
             about
@@ -191,25 +182,6 @@ class Controller:
                 "trainer_busy": self.trained_seconds / wall,
                 "engine_restarts": self.session.pool.restarts,
             }
-        )
-
-    def _settings(self) -> Run:
-        world, how = self.world, self.how
-        norm = how.aggregation == "seq_mean_token_sum_norm"
-        return Run.of(
-            self.spec.arm.stabilizer,
-            temperature=world.temperature,
-            top_p=1.0,
-            top_k=-1,
-            logprob_mode="scaled",
-            aggregation=how.aggregation,
-            horizon=world.max_new_tokens if norm else None,
-            code_version=commit(),
-            notes={
-                "engine": f"sglang {world.engine.dtype}",
-                "trainer": "megatron-core",
-                "model": world.model,
-            },
         )
 
     # ------------------------------------------------------------ weights
@@ -270,9 +242,10 @@ class Controller:
         what = f"checkpoint of step {self.step} in {self.checkpoints}"
         try:
             path, *_ = self.session.on_all("save", str(self.checkpoints), extra, what=what)
-        except RunError:
+        except RunError as error:  # a full disk has many names
+            free = shutil.disk_usage(self.checkpoints).free / 1e6
             _remove(self.checkpoints.glob("*.part"))
-            raise
+            raise RunError(f"{error} ({free:,.0f} MB of the disk were free)") from error
         _remove(p for p in self.checkpoints.glob("step_*") if str(p) != path)
 
     def _resume(self) -> Path | None:

@@ -2,7 +2,7 @@
 
     python -W ignore -m scaleup.engines_report    # writes reports/scaleup_engines
 
-Six minutes on two idle cores. Engines and trainers hold tiny random models; the measurements are
+Four minutes on two idle cores. Engines and trainers hold tiny random models; the measurements are
 those of `scaleup.measure`, which tests/scaleup assert. README.md, numbers.csv and the figure are made
 of the same rows, one number each.
 """

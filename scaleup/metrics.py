@@ -1,4 +1,4 @@
-"""Numbers of a run: JSON lines, TensorBoard, and Weights & Biases where it is installed and asked for.
+"""Numbers of a run: JSON lines, TensorBoard, the token log; Weights & Biases if installed and asked for.
 
 metrics.jsonl holds one line a step. A run that resumes at step k keeps the lines before k.
 """
@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import polars as pl
+
 from scaleup.recipe import RunSpec
-from simlab.page import write
 from simlab.config import RunError
+from simlab.page import commit, write
+from simlab.token_log import Run, write_step
 
 
 class Metrics:
@@ -74,6 +77,30 @@ class Metrics:
                 self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def log_tokens(folder: Path, spec: RunSpec, step: int, frames: list[pl.DataFrame]) -> None:
+    """Write the file of a step of the token log, from the rows of each rank. Raises RunError."""
+    world, how = spec.world, spec.training
+    norm = how.aggregation == "seq_mean_token_sum_norm"
+    run = Run.of(
+        spec.arm.stabilizer,
+        temperature=world.temperature,
+        top_p=1.0,
+        top_k=-1,
+        logprob_mode="scaled",
+        aggregation=how.aggregation,
+        horizon=world.max_new_tokens if norm else None,
+        code_version=commit(),
+        notes={
+            "engine": f"sglang {world.engine.dtype}",
+            "trainer": "megatron-core",
+            "model": world.model,
+        },
+    )
+    rows = pl.concat(frames, how="vertical_relaxed").sort("response")
+    with _named(folder / f"step_{step:08d}.parquet"):
+        write_step(folder, step, rows, run)
 
 
 def read(path: Path) -> list[dict]:

@@ -506,7 +506,7 @@ class LocalEngine(Engine):
     """SGLang's engine as a child of this process. `options` are SGLang's server arguments.
 
     The main script needs `if __name__ == "__main__":`. If SGLang's scheduler dies, it kills this
-    process, so try what may fail in a process of its own.
+    process, and `close` kills every other child of it: give an engine a process of its own.
     """
 
     def __init__(self, folder: str | Path, dtype: str = "float32", exact: bool = True, **options):
@@ -603,7 +603,9 @@ class HttpEngine(Engine):
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+                timeout=aiohttp.ClientTimeout(total=None),
+                # SGLang closes a connection that idles for 5 s, as it does between two pushes
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
             )
         method = "GET" if route.endswith("_info") else "POST"
         async with self._session.request(method, f"{self.url}/{route}", json=body) as answer:

@@ -58,7 +58,7 @@ def commit() -> str:
             [*git, "rev-parse", "--short=12", "HEAD"], text=True, stderr=subprocess.DEVNULL
         )
         dirty = subprocess.check_output(
-            [*git, "status", "--porcelain", "."], text=True, stderr=subprocess.DEVNULL
+            [*git, "status", "--porcelain", ".", "../scaleup"], text=True, stderr=subprocess.DEVNULL
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

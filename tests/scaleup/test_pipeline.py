@@ -26,8 +26,7 @@ from scaleup.engines import Pool, Request
 from scaleup.host import Host, cluster
 from scaleup.metrics import Metrics, read
 from scaleup.recipe import EngineSpec, RunSpec, load
-from simlab.config import ConfigError
-from simlab.pool import RunError
+from simlab.config import ConfigError, RunError
 from simlab.specs import regime
 
 CLOCK = {"seconds", "engine_busy", "trainer_busy", "engine_restarts", "queue", "in_flight"}
@@ -229,9 +228,8 @@ def test_two_ranks_are_one(pipeline, model, one, tmp_path, layout):
             assert mine[name] == pytest.approx(other[name], abs=1e-5, rel=1e-5), name
     for mine, other in zip(logged(tmp_path, 3), logged(one[0]), strict=False):
         assert (mine["response"] == other["response"]).all()
-        np.testing.assert_allclose(
-            mine["trainer_logprobs_before"], other["trainer_logprobs_before"], atol=1e-5
-        )
+        for name in ("trainer_logprobs", "trainer_logprobs_before"):  # Adam enlarges rounding
+            np.testing.assert_allclose(mine[name], other[name], atol=1e-4)
 
 
 # ---------------------------------------------------------------- deaths
@@ -320,13 +318,25 @@ def wait_for(condition, seconds=240.0):
     return found
 
 
+def alive(family):
+    """Those of these processes that live."""
+    return [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
 def gone(family, seconds=30.0):
     """None of these processes lives on."""
-    left = psutil.wait_procs(family, seconds)[1]
-    assert [p.cmdline() for p in left if p.is_running() and p.status() != "zombie"] == []
+    wait_for(lambda: not alive(family), seconds)
 
 
-def test_dead_controller_and_dead_command(pipeline, model, two, tmp_path):
+@pytest.fixture(scope="module")
+def agents():
+    """Ray's two agents of a killed cluster: each takes a minute to report it to the dead one."""
+    late = []
+    yield late
+    gone(late, 90)
+
+
+def test_dead_controller_and_dead_command(pipeline, model, two, tmp_path, agents):
     """The controller is killed, then the whole command; nothing is left behind, and the curve is whole."""
     out = tmp_path / "run"
     first = command(tmp_path, model)
@@ -344,8 +354,11 @@ def test_dead_controller_and_dead_command(pipeline, model, two, tmp_path):
     wait_for(lambda: len(read(out / "metrics.jsonl")) > at or second.poll())
     me = psutil.Process(second.pid)
     family = me.children(recursive=True)
+    agents += processes("ray::DashboardAgent", me) + processes("ray::RuntimeEnvAgent", me)
+    assert len(agents) == 2
     second.kill()
-    gone(family)
+    second.communicate()
+    gone([p for p in family if p not in agents])
     spec = run_spec(model, "2", world__checkpoint_every=2)
     list(pipeline(spec, out))
     assert curve(read(out / "metrics.jsonl")) == curve(two)
@@ -418,7 +431,7 @@ def test_full_disk(pipeline, model, disk):
     spec = run_spec(model, "0", world__checkpoint_every=2)
     said = refused(pipeline(spec, out))
     assert said.startswith(f"checkpoint of step 2 in {out}/checkpoints: ")
-    assert "No space left on device" in said
+    assert said.endswith("(0 MB of the disk were free)")
     assert list((out / "checkpoints").iterdir()) == []
     assert len(read(out / "metrics.jsonl")) == 2
     (out / "filler").write_bytes(b"x" * (2**20 - 4096 * 16))
