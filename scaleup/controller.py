@@ -17,6 +17,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -64,11 +65,11 @@ class Controller:
         session.on_all("prepare", self.spec, str(self.folder), what="model", timeout=START)
         if self.found is not None:
             session.on_all("load", str(self.found), what=str(self.found), timeout=START)
-        self._serve(self.served)
-        metrics = Metrics(self.out, self.spec, self.step)
-        self.earlier = metrics.rows[-1]["seconds"] if metrics.rows else 0.0
-        self.started, self.trained_seconds = time.monotonic(), 0.0
-        try:
+        if self.served == self.step:  # else nothing is sampled before the next push
+            self._serve(self.step)
+        with closing(Metrics(self.out, self.spec, self.step)) as metrics:
+            self.earlier = metrics.rows[-1]["seconds"] if metrics.rows else 0.0
+            self.started, self.trained_seconds = time.monotonic(), 0.0
             while self.step < self.how.steps:
                 self._fill()
                 while len(self.ready.get(self.step, ())) < self.world.prompts:
@@ -84,9 +85,6 @@ class Controller:
                 if (every := self.world.checkpoint_every) and self.step % every == 0:
                     self._checkpoint()
                 yield row
-        finally:
-            metrics.close()
-            self.task.close()
 
     def _fill(self) -> None:
         """Begin the batches that the regime lets begin."""
@@ -211,20 +209,14 @@ class Controller:
         """avg@k of the weights that are served."""
         self._drain()
         about, pool = self.world.evaluation, self.session.pool
-        task = self._task(about.task, about.task_options, 0)
-        k = about.samples * about.repeats
-        asked = range(about.problems)
-        scores = {}
-        try:
-            pool.begin(
-                [self._request(task, i, -1, i, self._seeds(1, self.step, i, k)) for i in asked]
-            )
+        k, asked, scores = about.samples * about.repeats, range(about.problems), {}
+        with closing(self._task(about.task, about.task_options, 0)) as task:
+            seeds = [self._seeds(1, self.step, i, k) for i in asked]
+            pool.begin([self._request(task, i, -1, i, seeds[i]) for i in asked])
             while pool.in_flight:
                 for request, samples in pool.collect(0.5):
                     prompts = [task.prompt(request.index)] * k
                     scores[request.index] = task.rewards(prompts, [s.output for s in samples])
-        finally:
-            task.close()
         found = avg_at_k(np.array([scores[i] for i in asked]))
         return {"avg_at_k": found.avg, "avg_at_k_low": found.low, "avg_at_k_high": found.high}
 

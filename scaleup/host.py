@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import ray
@@ -36,9 +36,10 @@ class Host:
         try:
             folder = checkpoint_folder(spec.world, spec.seed, Path(out))
             controller = Controller(spec, Path(out), folder)
-            self.session = self.session or Session()
-            self.session.fit(spec.world, folder)
-            yield from controller.run(self.session)
+            with closing(controller.task):
+                self.session = self.session or Session()
+                self.session.fit(spec.world, folder)
+                yield from controller.run(self.session)
         except Exception as error:
             if os.environ.get(LOGS):
                 traceback.print_exc()
