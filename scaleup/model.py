@@ -68,8 +68,12 @@ def read_config(folder: str | Path) -> dict:
     return json.loads((Path(folder) / "config.json").read_text())
 
 
+STARTED: list[tuple] = []  # what the present groups were made for
+
+
 def start(layout: Layout, seed: int = 0, **groups) -> None:
-    """Make Megatron's parallel groups for this layout, in place of earlier ones.
+    """Make Megatron's parallel groups for this layout, in place of earlier ones, or keep those that
+    fit: Megatron forgets groups without closing them, and gloo leaves three threads with each.
 
     `groups` are more arguments of Megatron's initialize_model_parallel. `torch.distributed` must be
     initialised. Raises ValueError where the world cannot be shared so.
@@ -77,15 +81,18 @@ def start(layout: Layout, seed: int = 0, **groups) -> None:
     world, used = torch.distributed.get_world_size(), layout.tp * layout.pp
     if world % used or (world // layout.pp) % layout.ep:
         raise ValueError(f"layout {layout} does not fit a world of {world} ranks")
-    if parallel_state.is_initialized():
-        parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=1,
-        **groups,
-    )
+    wanted = (torch.distributed.group.WORLD, layout, groups)
+    if not parallel_state.is_initialized() or STARTED != [wanted]:
+        if parallel_state.is_initialized():
+            parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=1,
+            **groups,
+        )
+        STARTED[:] = [wanted]
     # the tracker without CUDA generators: dropout is 0, and layers may be built on a CPU
     model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)
 
