@@ -22,6 +22,7 @@ import ray
 import tomli_w
 
 from scaleup import engines, tiny
+from scaleup.checkpoint import extra, latest
 from scaleup.engines import Pool, Request
 from scaleup.host import Host, cluster
 from scaleup.metrics import Metrics, read
@@ -90,6 +91,12 @@ def one(pipeline, model, root):
 def two(pipeline, model, root):
     """Interval 2, undisturbed: the curve that disturbed runs must have."""
     return list(pipeline(run_spec(model, "2"), root / "two"))
+
+
+@pytest.fixture(scope="module")
+def evaluated(pipeline, model, root):
+    """The same with evaluations."""
+    return list(pipeline(run_spec(model, "2", **EVALUATED), root / "evaluated"))
 
 
 def curve(rows):
@@ -199,18 +206,16 @@ def test_one_seed_is_one_curve(pipeline, model, root, one, tmp_path):
     assert read(tmp_path / "a" / "metrics.jsonl") == a
 
 
-def test_evaluation_is_beside_the_run(pipeline, model, two, tmp_path):
+def test_evaluation_is_beside_the_run(two, evaluated):
     """avg@k at the pushes after steps 2, 4 and the last, of three problems, and no other row changes."""
-    asked = []
-    rows = list(pipeline(run_spec(model, "2", **EVALUATED), tmp_path))
-    assert [row["step"] for row in rows if "avg_at_k" in row] == [1, 3, 5]
-    for row in rows:
-        asked.append({k: row.pop(k) for k in list(row) if k.startswith("avg_at_k")})
-    assert curve(rows) == curve(two)
-    for x in filter(None, asked):
-        assert 0 <= x["avg_at_k_low"] <= x["avg_at_k"] <= x["avg_at_k_high"] <= 1
+    assert [row["step"] for row in evaluated if "avg_at_k" in row] == [1, 3, 5]
+    for row in evaluated[1::2]:
+        assert 0 <= row["avg_at_k_low"] <= row["avg_at_k"] <= row["avg_at_k_high"] <= 1
         # rewards are multiples of 1/8, three problems of four answers
-        assert x["avg_at_k"] * 8 * 12 == pytest.approx(round(x["avg_at_k"] * 8 * 12), abs=1e-6)
+        whole = row["avg_at_k"] * 8 * 12
+        assert whole == pytest.approx(round(whole), abs=1e-6)
+    rest = [{k: v for k, v in x.items() if not k.startswith("avg_at_k")} for x in curve(evaluated)]
+    assert rest == curve(two)
 
 
 LAYOUTS = {"DP2": {}, "TP2 EP2": {"world.trainer.tp": 2, "world.trainer.ep": 2}}
@@ -268,9 +273,9 @@ def test_dead_engine(pipeline, model, two, tmp_path, victim):
     assert curve(rows) == curve(two)
 
 
-def test_dead_trainer(pipeline, model, two, tmp_path):
+def test_dead_trainer(pipeline, model, evaluated, tmp_path):
     """A killed rank is a sentence, and the same run resumes to the undisturbed curve."""
-    spec = run_spec(model, "2", world__checkpoint_every=2)
+    spec = run_spec(model, "2", world__checkpoint_every=2, **EVALUATED)
     rows = pipeline(spec, tmp_path)
     for row in rows:
         if row["step"] == 3:
@@ -278,11 +283,13 @@ def test_dead_trainer(pipeline, model, two, tmp_path):
             break
     assert "trainer rank 0 died; the same command resumes" in refused(rows)
     first = len(read(tmp_path / "metrics.jsonl"))
+    held = extra(latest(tmp_path / "checkpoints"))
+    assert len(held["ready"]) == 8  # two batches of accepted answers wait
     rest = list(pipeline(spec, tmp_path))
     assert [row["step"] for row in rest] == list(range(rest[0]["step"], 6))
     assert 0 < rest[0]["step"] <= first
     rows = read(tmp_path / "metrics.jsonl")
-    assert curve(rows) == curve(two)
+    assert curve(rows) == curve(evaluated)
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)  # a resumed run goes on counting
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000006"]
