@@ -178,6 +178,7 @@ class Recipe(Comparison):
                 raise ValueError(
                     f"{arm.label}: {min(odd)} needs the whole distribution of the engine"
                 )
+        self.cells()  # each run checks itself
         return self
 
     def cells(self) -> list[RunSpec]:
@@ -194,7 +195,7 @@ class Recipe(Comparison):
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: one method, lag, replay and seed of a recipe."""
+    """One run: one method, lag, replay and seed of a recipe. Raises ValueError for what cannot be."""
 
     world: EngineWorld
     training: Training
@@ -202,6 +203,14 @@ class RunSpec:
     lag: str
     replay: str
     seed: int
+
+    def __post_init__(self):
+        lag = self.regime
+        if self.replay == "r3" and lag.on_broadcast == "retract" and lag.largest_age:
+            raise ValueError(
+                f"replay r3 at lag {self.lag}: an answer that goes on under new weights is read again, "
+                "and the engine then names the new experts for its old tokens"
+            )
 
     @property
     def regime(self):

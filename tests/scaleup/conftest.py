@@ -35,10 +35,27 @@ class Reference:
         return self.model(torch.tensor([ids])).logits[0]
 
     def logp(self, sample, temperature=1.0):
-        """Log-probs [T] of the tokens of a sample, nats."""
-        logits = self.logits(sample.prompt + sample.output)[len(sample.prompt) - 1 : -1]
+        """Log-probs [T] of the tokens of a sample, nats.
+
+        Where two experts tie to 2e-5, rounding decides which one is used, and every later token of the
+        answer may differ: from there on the sample's own numbers are returned, which say nothing.
+        """
+        ids, P = sample.prompt + sample.output, len(sample.prompt)
+        logits = self.logits(ids)[P - 1 : -1]
         output = torch.tensor(sample.output)[:, None]
-        return (logits / temperature).log_softmax(-1).gather(1, output)[:, 0]
+        found = (logits / temperature).log_softmax(-1).gather(1, output)[:, 0]
+        decided = (self.margins(ids) > 2e-5).cumprod(0).bool()[P - 1 : -1]
+        return torch.where(decided, found, sample.logp_mu)
+
+    @torch.no_grad()
+    def margins(self, ids):
+        """Smallest lead [T], over the layers, of the last expert chosen over the first that is not."""
+        K = getattr(self.model.config, "num_experts_per_tok", None)
+        if not K:
+            return torch.full((len(ids),), torch.inf)
+        layers = self.model(torch.tensor([ids]), output_router_logits=True).router_logits
+        tops = [r.view(len(ids), -1).topk(K + 1).values for r in layers]
+        return torch.stack([top[:, K - 1] - top[:, K] for top in tops]).amin(0)
 
     @torch.no_grad()
     def experts(self, ids):
