@@ -274,6 +274,8 @@ def curves(recipe: Recipe, rows: pl.DataFrame, column: str) -> Figure:
             wide = at.pivot("seed", index="step", values=column).sort("step")
             x = wide.drop("step").to_numpy()
             middle, low, high = np.array([mean_interval(values) for values in x]).T
+            if column in ("reward", "cut"):  # shares
+                low, high = low.clip(0, 1), high.clip(0, 1)
             ax.plot(wide["step"], middle, color=colour[arm.label], lw=1.3, label=arm.label)
             ax.fill_between(wide["step"], low, high, color=colour[arm.label], alpha=0.12, lw=0)
         ax.set_title(f"lag {lag}, replay {replay}")
