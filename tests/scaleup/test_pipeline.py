@@ -268,7 +268,7 @@ def test_dead_engine(pipeline, model, two, tmp_path, victim):
         rows.append(row)
         if row["step"] == 1:
             engine = during("ray::Engine.collect")
-            (engine if victim in engine.cmdline()[0] else processes(victim)[0]).kill()
+            (engine if victim in engine.cmdline()[0] else processes(victim, engine)[0]).kill()
     assert rows[-1]["engine_restarts"] == 1
     assert curve(rows) == curve(two)
 
