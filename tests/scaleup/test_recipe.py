@@ -71,7 +71,7 @@ def test_files_that_are_no_recipe(tmp_path):
 def test_names_of_runs_are_folders():
     """Different runs have different names, of characters that every file system takes."""
     recipe = load(
-        "tiny_cpu", {"lags": ["1", "fully_async:max_age=2"], "world.replay": ["none", "r3"]}
+        "tiny_cpu", {"lags": ["1", "interval:n=2,in_flight=0"], "world.replay": ["none", "r3"]}
     )
     names = [cell.name for cell in recipe.cells()]
     assert len(set(names)) == len(names) == 8 * 2 * 2 * 4
