@@ -37,6 +37,9 @@ from simlab.advantages import ADVANTAGES
 from simlab.config import RunError
 
 
+UNSEEN = 1_000_003  # the seed of evaluations, which no run trains on
+
+
 class Controller:
     """One run. Raises RunError or ValueError, before anything is started, for a task or a checkpoint
     that does not belong to it."""
@@ -210,7 +213,7 @@ class Controller:
         self._drain()
         about, pool = self.world.evaluation, self.session.pool
         k, asked, scores = about.samples * about.repeats, range(about.problems), {}
-        with closing(self._task(about.task, about.task_options, 0)) as task:
+        with closing(self._task(about.task, about.task_options, UNSEEN)) as task:
             seeds = [self._seeds(1, self.step, i, k) for i in asked]
             pool.begin([self._request(task, i, -1, i, seeds[i]) for i in asked])
             while pool.in_flight:
