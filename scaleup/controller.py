@@ -36,7 +36,6 @@ from scaleup.tasks import load_tokenizer, make
 from simlab.advantages import ADVANTAGES
 from simlab.config import RunError
 
-
 UNSEEN = 1_000_003  # the seed of evaluations, which no run trains on
 
 
