@@ -21,6 +21,7 @@ from typing import NamedTuple
 import ray
 import torch
 
+from scaleup import weights
 from scaleup.recipe import EngineSpec
 from simlab.config import RunError
 
@@ -58,8 +59,7 @@ class Engine:
             options["enable_deterministic_inference"] = True
         self.engine = LocalEngine(folder, spec.dtype, spec.exact, **options)
         self.running: dict[tuple[int, int], tuple[Request, list]] = {}
-        experts = self.engine.config.get("num_experts") or 0
-        self.small = torch.uint8 if experts <= 256 else torch.int16
+        self.small = weights.narrow(weights.experts(self.engine.config))
 
     def begin(self, requests: list[Request]) -> None:
         """Start requests."""

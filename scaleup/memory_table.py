@@ -94,7 +94,7 @@ def _step(plan: Plan) -> list[str]:
             f"which has room for answers {limit}"
         )
     if choices := plan.hf["num_hidden_layers"] * plan.hf.get("num_experts_per_tok", 0):
-        small = 1 if weights.experts(plan.hf) <= 256 else 2  # as an engine hands them over
+        small = weights.narrow(weights.experts(plan.hf)).itemsize  # as an engine hands them over
         full = small * choices * answers * plan.longest / GB
         lines.append(
             f"  routed experts on the host: {small * choices:,} bytes a token of a batch ({full:.3g} GB "

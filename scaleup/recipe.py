@@ -17,7 +17,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from simlab.aggregate import AGGREGATIONS
 from simlab.arguments import check_name
 from simlab.config import Arm, Comparison, ConfigError, Strict, Training
 from simlab.specs import regime
@@ -162,8 +161,6 @@ class Recipe(Comparison):
             raise ValueError(
                 "training.optimizer must be adam: Megatron's trainer here has no other"
             )
-        if how.aggregation == "seq_mean_token_sum_norm":
-            AGGREGATIONS[how.aggregation]  # its horizon is max_new_tokens
         for arm in self.arms:
             wanted = needs(arm.stabilizer)
             proximal = arm.stabilizer.arguments.get("proximal", how.proximal)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from scaleup.model import parallel_state
-from scaleup.weights import unwrap
+from scaleup.weights import narrow, unwrap
 
 from megatron.core.transformer.moe.router_replay import (  # isort: skip  after the shim of model
     RouterReplay,
@@ -77,8 +77,7 @@ def local_routes(model: torch.nn.Module, experts: Tensor) -> list[Tensor]:
 
 def compact(routes: list[Tensor], config) -> list[Tensor]:
     """The routes on the host, a byte a choice where that suffices: those of a whole step wait there."""
-    narrow = torch.uint8 if config.num_moe_experts <= 256 else torch.int16
-    return [route.to("cpu", narrow) for route in routes]
+    return [route.to("cpu", narrow(config.num_moe_experts)) for route in routes]
 
 
 def use(model: torch.nn.Module, routes: list[Tensor]) -> None:

@@ -70,6 +70,11 @@ def experts(hf: dict) -> int:
     return hf.get("num_experts") or hf.get("num_local_experts") or 0
 
 
+def narrow(n: int) -> torch.dtype:
+    """The smallest integers that name n experts."""
+    return torch.uint8 if n <= 256 else torch.int16
+
+
 def rules(hf: dict, tp: int = 1) -> Iterator[Slot]:
     """The slots of the whole model of config.json `hf`, in the order of its file.
 
