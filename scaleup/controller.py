@@ -24,11 +24,11 @@ import numpy as np
 import ray
 import torch
 
-from scaleup import checkpoint
+from scaleup import checkpoint, weights
 from scaleup.engines import START, Request
 from scaleup.evaluate import avg_at_k
 from scaleup.metrics import Metrics, log_tokens
-from scaleup.recipe import RunSpec
+from scaleup.recipe import RunSpec, differs
 from scaleup.responses import Response
 from scaleup.rollout import Sample
 from scaleup.session import Session
@@ -55,7 +55,7 @@ class Controller:
 
     def _task(self, name: str, options: dict, seed: int):
         task = make(name, load_tokenizer(self.folder), seed=seed, **options)
-        size = json.loads((self.folder / "config.json").read_text())["vocab_size"]
+        size = weights.read_config(self.folder)["vocab_size"]
         if task.largest_token() >= size:
             raise RunError(f"task {name} has token {task.largest_token()}, the model has {size}")
         return task
@@ -187,8 +187,8 @@ class Controller:
     # ------------------------------------------------------------ weights
     def _serve(self, version: int) -> None:
         """The engines get the trainer's weights under this number."""
-        weights = self.session.weights(f"weights of version {version}")
-        self.session.pool.push(weights, version)
+        whole = self.session.weights(f"weights of version {version}")
+        self.session.pool.push(whole, version)
         self.served = version
 
     def _publish(self) -> dict:
@@ -219,8 +219,14 @@ class Controller:
                 for request, samples in pool.collect(0.5):
                     prompts = [task.prompt(request.index)] * k
                     scores[request.index] = task.rewards(prompts, [s.output for s in samples])
-        found = avg_at_k(np.array([scores[i] for i in asked]))
-        return {"avg_at_k": found.avg, "avg_at_k_low": found.low, "avg_at_k_high": found.high}
+        each = np.array([scores[i] for i in asked]).reshape(-1, about.repeats, about.samples)
+        found = avg_at_k(each.swapaxes(0, 1))
+        return {
+            "avg_at_k": found.avg,
+            "avg_at_k_low": found.low,
+            "avg_at_k_high": found.high,
+            "avg_at_k_noise": found.noise,
+        }
 
     # ------------------------------------------------------------ stop and go on
     def _checkpoint(self) -> None:
@@ -232,7 +238,7 @@ class Controller:
             for batch, prompts in self.ready.items()
             for i, (samples, rewards) in prompts.items()
         ]
-        extra = ray.put(state | {"settings": json.dumps(self._wanted()), "ready": ready})
+        extra = ray.put(state | {"settings": json.dumps(self.spec.fixed()), "ready": ready})
         what = f"checkpoint of step {self.step} in {self.checkpoints}"
         try:
             path, *_ = self.session.on_all("save", str(self.checkpoints), extra, what=what)
@@ -248,7 +254,7 @@ class Controller:
         if found is None:
             return None
         held = checkpoint.extra(found)
-        if odd := _differs(json.loads(held["settings"]), self._wanted()):
+        if odd := differs(json.loads(held["settings"]), self.spec.fixed()):
             raise RunError(f"{found}: is a checkpoint of another run, its {odd} differs")
         self.step, self.begun, self.served = held["step"], held["begun"], held["served"]
         for batch, index, samples, rewards in held["ready"]:
@@ -256,28 +262,9 @@ class Controller:
             self.ready.setdefault(batch, {})[index] = entry
         return found
 
-    def _wanted(self) -> dict:
-        """Settings that a run keeps when it goes on."""
-        held = json.loads(json.dumps(self.spec.settings(), default=str))
-        for name in ("checkpoint_every", "token_log_every"):
-            del held["world"][name]
-        for name in ("timeout", "restarts"):
-            del held["world"]["engine"][name]
-        return held
-
 
 def _all_done(refs: list) -> bool:
     return len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs)
-
-
-def _differs(held: dict, wanted: dict) -> str | None:
-    """Dotted name of the first setting that is another."""
-    for name in wanted.keys() | held.keys():
-        one, two = held.get(name), wanted.get(name)
-        if one != two:
-            both = isinstance(one, dict) and isinstance(two, dict)
-            return f"{name}.{_differs(one, two)}" if both else name
-    return None
 
 
 def _remove(folders) -> None:

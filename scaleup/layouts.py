@@ -10,13 +10,12 @@ from scaleup import weights
 from scaleup.qwen import QWEN3_30B_A3B
 from scaleup.recipe import EngineWorld
 from simlab.config import ConfigError
-from simlab.specs import named
 
 
 def config(world: EngineWorld) -> dict:
     """config.json of the recipe's model; Qwen3-30B-A3B is known by name. Raises ConfigError."""
     try:
-        name, arguments = named(world.model) if ":" in world.model else (world.model, {})
+        name, arguments = world.maker
         if name == "tiny":
             from scaleup import tiny  # here, as below: it needs safetensors, which a plan does not
 

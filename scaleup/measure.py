@@ -40,7 +40,7 @@ def start(folder, layout: dict, *, name="sat", build=None, **settings):
 
     layout = model.Layout(**layout)
     model.start(layout)
-    built = model.build(model.read_config(folder), layout, **(build or {}))
+    built = model.build(weights.read_config(folder), layout, **(build or {}))
     weights.load(built, weights.read(folder))
     return Trainer(built, bind(name), Settings(**{"lr": 1e-4} | settings))
 
@@ -157,7 +157,9 @@ def simulated(folder, names, aggregation, kl_coef) -> dict[str, tuple]:
             rows[i] = replace(r, fields=r.fields | more)
     micro = trainer.collate(shared)
 
-    plain = model.build(model.read_config(folder), model.Layout())  # no DDP, one response at a time
+    plain = model.build(
+        weights.read_config(folder), model.Layout()
+    )  # no DDP, one response at a time
     weights.load(plain, weights.read(folder))
     everything = [r for rows in shared for r in rows]
     parts = []

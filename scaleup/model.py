@@ -2,7 +2,7 @@
 
     layout = Layout(tp=2, ep=2)
     start(layout)                                   # parallel groups; torch.distributed is up
-    model = build(read_config(folder), layout)      # the GPTModel of this rank's pipeline stage
+    model = build(weights.read_config(folder), layout)      # the GPTModel of this rank's pipeline stage
     weights.load(model, weights.read(folder))
     batch = pack(sequences, multiple=layout.tp)
     logits = model(batch.tokens, batch.positions, None, packed_seq_params=batch.params)
@@ -14,10 +14,8 @@ on CPU and GPU; nothing here needs Transformer Engine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -61,11 +59,6 @@ class Layout:
             f"{name.upper()}{n}" for name in ("tp", "pp", "ep") if (n := getattr(self, name)) > 1
         ]
         return " ".join(parts) or "1"
-
-
-def read_config(folder: str | Path) -> dict:
-    """config.json of a checkpoint."""
-    return json.loads((Path(folder) / "config.json").read_text())
 
 
 STARTED: list[tuple] = []  # what the present groups were made for

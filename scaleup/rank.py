@@ -19,12 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scaleup import checkpoint, weights
-from scaleup.model import Layout, build, parallel_state, read_config, start
+from scaleup.model import Layout, build, parallel_state, start
 from scaleup.recipe import RunSpec
 from scaleup.responses import MicroBatch, Response, share_by_tokens
 from scaleup.train import Settings, Trainer
 from simlab.page import write
-from simlab.stabilizers import needs
 from simlab.token_rows import experts_digest, from_batch
 
 
@@ -57,7 +56,7 @@ class Rank:
     def prepare(self, spec: RunSpec, folder: str) -> int:
         """Build the model of checkpoint `folder` and a new trainer; returns the parameters on this rank."""
         self.spec, how, at = spec, spec.training, spec.world.trainer
-        hf, layout = read_config(folder), Layout(tp=at.tp, pp=at.pp, ep=at.ep)
+        hf, layout = weights.read_config(folder), Layout(tp=at.tp, pp=at.pp, ep=at.ep)
         overrides = {"moe_enable_routing_replay": True} if spec.replay != "none" else {}
         if at.recompute:
             overrides |= {"recompute_granularity": "full", "recompute_method": "uniform"}
@@ -136,8 +135,7 @@ class Rank:
             old = self.kept[self.trainer.iteration - age]
             for i, (micro, logp) in enumerate(self._scores(micro_batches, old)):
                 found[i] = torch.where(micro.b.age == age, logp, found[i])
-        proximal = self.spec.arm.stabilizer.arguments.get("proximal", self.spec.training.proximal)
-        if proximal == "rollout" and "logp_prox" in needs(self.spec.arm.stabilizer):
+        if self.spec.arm.proximal(self.spec.training) == "rollout":
             for micro, logp in zip(micro_batches, found, strict=True):
                 micro.b = replace(micro.b, logp_prox=logp)
         return found
@@ -175,11 +173,7 @@ class Rank:
             sums += of_token.sum(1).cpu()
             if d.numel():
                 largest = torch.maximum(largest, of_token[[1, 5]].amax(1).cpu())
-        held = [None] * dist.get_world_size()
-        dist.all_gather_object(held, (trainer_share(), sums, largest))
-        whole = {key: (s, m) for key, s, m in held if key is not None}
-        sums = sum(s for s, _ in whole.values())
-        largest = torch.stack([m for _, m in whole.values()]).amax(0)
+        sums, largest = self.trainer.whole(sums, largest)
         n = max(float(sums[0]), 1.0)
         names = ("d_bar", "d_square", "kl_k1", "kl_k3", "age", "d_policy", "d_engine")
         found = dict(zip(names, (sums[1:] / n).tolist(), strict=True))
@@ -245,13 +239,3 @@ class Rank:
     def _kept_file(self, folder: str | Path) -> Path:
         """Old weights that the next steps still ask for."""
         return Path(folder) / f"kept_{self.trainer.iteration:08d}_rank{dist.get_rank()}.pt"
-
-
-def trainer_share() -> int | None:
-    """The data-parallel rank, on one rank of those that hold the same log-probs; else None."""
-    if (
-        parallel_state.is_pipeline_last_stage()
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-    ):
-        return parallel_state.get_data_parallel_rank()
-    return None

@@ -9,6 +9,7 @@ Every setting is checked before anything is started; unknown keys are errors.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from dataclasses import dataclass
@@ -17,14 +18,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from scaleup import QUANTILES, REPLAYS
 from simlab.arguments import check_name
 from simlab.config import Arm, Comparison, ConfigError, Strict, Training
-from simlab.specs import regime
+from simlab.specs import named, regime
 from simlab.stabilizers import needs
 
 RECIPES = Path(__file__).parent / "recipes"
-QUANTILES = ("each_step", "pre_step", "ema", "local")
-REPLAYS = ("none", "r2", "r3")
 Count = Annotated[int, Field(ge=1)]
 Type = Literal["float32", "bfloat16"]
 
@@ -138,6 +138,11 @@ class EngineWorld(Strict):
     def _one_or_many(cls, value):
         return (value,) if isinstance(value, str) else tuple(value)
 
+    @property
+    def maker(self) -> tuple[str, dict]:
+        """Who makes the first weights, with arguments: tiny or smollm; else a folder that holds them."""
+        return named(self.model) if ":" in self.model else (self.model, {})
+
     @model_validator(mode="after")
     def _names(self):
         if not self.replay:
@@ -162,16 +167,15 @@ class Recipe(Comparison):
                 "training.optimizer must be adam: Megatron's trainer here has no other"
             )
         for arm in self.arms:
-            wanted = needs(arm.stabilizer)
-            proximal = arm.stabilizer.arguments.get("proximal", how.proximal)
-            if "logp_prox" in wanted and proximal == "ewma":
+            proximal = arm.proximal(how)
+            if proximal == "ewma":
                 raise ValueError(f"{arm.label}: proximal ewma runs in the simulator only")
-            if "logp_prox" in wanted and proximal == "rollout" and not world.trainer.keep_weights:
+            if proximal == "rollout" and not world.trainer.keep_weights:
                 raise ValueError(
                     f"{arm.label}: proximal rollout needs world.trainer.keep_weights, "
                     'or choose proximal = "step"'
                 )
-            if odd := set(wanted) & {"tv", "topk", "entropy_mu", "gini_mu"}:
+            if odd := set(needs(arm.stabilizer)) & {"tv", "topk", "entropy_mu", "gini_mu"}:
                 raise ValueError(
                     f"{arm.label}: {min(odd)} needs the whole distribution of the engine"
                 )
@@ -221,8 +225,8 @@ class RunSpec:
         return "_".join(re.sub(r"[^\w.+-]", "-", word) for word in words)
 
     def settings(self) -> dict:
-        """What the run is, as plain values."""
-        return {
+        """What the run is, as JSON holds it."""
+        held = {
             "world": self.world.model_dump(mode="json") | {"replay": self.replay},
             "training": self.training.model_dump(mode="json"),
             "method": self.arm.name,
@@ -233,6 +237,26 @@ class RunSpec:
             "lag": self.lag,
             "seed": self.seed,
         }
+        return json.loads(json.dumps(held, default=str))
+
+    def fixed(self) -> dict:
+        """Settings that a run keeps when it goes on; how often it writes and how long it waits may change."""
+        held = self.settings()
+        for name in ("checkpoint_every", "token_log_every"):
+            del held["world"][name]
+        for name in ("timeout", "restarts"):
+            del held["world"]["engine"][name]
+        return held
+
+
+def differs(held: dict, wanted: dict) -> str | None:
+    """Dotted name of the first setting that is another."""
+    for name in held | wanted:
+        one, two = held.get(name), wanted.get(name)
+        if one != two:
+            both = isinstance(one, dict) and isinstance(two, dict)
+            return f"{name}.{differs(one, two)}" if both else name
+    return None
 
 
 def load(recipe: str | Path, changes: dict | None = None) -> Recipe:

@@ -52,7 +52,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from scaleup import cpu
+from scaleup import cpu, weights
 
 MODES = ("retract", "in_place", "abort")
 BUCKET = 2**28  # bytes of one update request
@@ -126,7 +126,7 @@ class Engine:
         deterministic: bool = False,
     ):
         self.folder = Path(folder)
-        self.config = json.loads((self.folder / "config.json").read_text())
+        self.config = weights.read_config(self.folder)
         self.shapes = {
             name: tuple(f.get_slice(name).get_shape())
             for f in _files(self.folder)
@@ -473,7 +473,7 @@ def _buckets(tensors: dict[str, Tensor]) -> Iterator[tuple[list[tuple[str, Tenso
 
 def defaults(folder: str | Path, dtype: str, **options) -> dict[str, Any]:
     """SGLang's server arguments: token ids in and out, experts returned, on a CPU if no CUDA."""
-    config = json.loads((Path(folder) / "config.json").read_text())
+    config = weights.read_config(folder)
     arguments = {
         "model_path": str(folder),
         "dtype": dtype,

@@ -15,12 +15,11 @@ from scaleup.engines import DEAD, START, Pool, last_line
 from scaleup.rank import Rank
 from scaleup.recipe import EngineWorld
 from simlab.config import RunError
-from simlab.specs import named
 
 
 def checkpoint_folder(world: EngineWorld, seed: int, out: Path) -> Path:
     """The Hugging Face checkpoint of the first weights; written here if the recipe makes them."""
-    name, arguments = named(world.model) if ":" in world.model else (world.model, {})
+    name, arguments = world.maker
     if name == "tiny":
         return tiny.write(out / f"model_seed{seed}", **({"seed": seed} | arguments))
     if name == "smollm":

@@ -99,7 +99,7 @@ def whole(folder: str | Path) -> bool:
     """Whether a folder holds all that `write` writes; the weights' names and shapes, not their bits."""
     folder = Path(folder)
     try:
-        if json.loads((folder / "config.json").read_text()) != CONFIG:
+        if weights.read_config(folder) != CONFIG:
             return False
         with safe_open(folder / "model.safetensors", framework="pt") as stored:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118

@@ -11,7 +11,6 @@ The prompts of a task are a fixed list; every epoch goes once through it, in an 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from scaleup import weights
 from scaleup.problems import problems
 from scaleup.verify import Judges
 from simlab.arguments import check_name
@@ -277,5 +277,5 @@ def load_tokenizer(folder: str | Path):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    check_tokenizer(tokenizer, json.loads((Path(folder) / "config.json").read_text()))
+    check_tokenizer(tokenizer, weights.read_config(folder))
     return tokenizer

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scaleup import replay
+from scaleup import QUANTILES, REPLAYS, replay
 from scaleup.model import parallel_state
 from scaleup.responses import MicroBatch, Response, collate
 from simlab.across_steps import ema
@@ -51,9 +51,6 @@ from megatron.core.distributed import (  # isort: skip  after the shim of scaleu
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # isort: skip
 from megatron.core.pipeline_parallel import get_forward_backward_func  # isort: skip
-
-QUANTILES = ("each_step", "pre_step", "ema", "local")
-REPLAYS = ("none", "r2", "r3")
 
 
 @dataclass(frozen=True)
@@ -420,6 +417,14 @@ class Trainer:
     def _sum(self, x: Tensor) -> Tensor:
         """Sum over the data-parallel ranks: the `reduce` of the core."""
         return _reduced(x.clone(), dist.ReduceOp.SUM, _dp())
+
+    def whole(self, sums: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums and maxima over the data-parallel ranks of the last stage, on every rank; float64 on the host."""
+        if self._last_stage:
+            device = next(self.model.parameters()).device
+            sums = self._sum(sums.to(device)).cpu()
+            largest = _reduced(largest.to(device), dist.ReduceOp.MAX, _dp()).cpu()
+        return self._from_last_stage((sums, largest))
 
     def _from_last_stage(self, value):
         """What the last pipeline stage has, on every stage."""

@@ -28,6 +28,7 @@ known here, but only the local spec has been run. A layer's number under PP is i
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -318,6 +319,11 @@ def _gather(x: Tensor, axis: int, n: int, group) -> Tensor:
     parts = [torch.empty_like(x) for _ in range(n)]
     dist.all_gather(parts, x.contiguous(), group=group)
     return torch.cat(parts, axis)
+
+
+def read_config(folder: str | Path) -> dict:
+    """config.json of a checkpoint. Raises OSError, or ValueError where it is not JSON."""
+    return json.loads((Path(folder) / "config.json").read_text())
 
 
 def read(folder: str | Path) -> Iterator[tuple[str, Tensor]]:

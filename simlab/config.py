@@ -29,7 +29,7 @@ from simlab.kl import KL
 from simlab.noise import NOISES, Noise
 from simlab.policies import POLICIES
 from simlab.specs import named, parse, regime
-from simlab.stabilizers import Stabilizer, bind, load
+from simlab.stabilizers import Stabilizer, bind, load, needs
 from simlab.tasks import TASKS
 
 METHODS = (
@@ -71,10 +71,14 @@ class Strict(BaseModel):
         except ValidationError as error:
             raise ConfigError("; ".join(_sentence(e) for e in error.errors())) from error
 
+    __init__.__pydantic_base_init__ = True  # sections within sections: errors keep their whole path
+
 
 def _sentence(error: dict) -> str:
     where = ".".join(str(part) for part in error["loc"])
     message = error["msg"].removeprefix("Value error, ")
+    if isinstance(error["input"], BaseModel | dict):  # a section as a whole
+        return f"{where}: {message}" if where else message
     return f"{where}: {message} (got {error['input']!r})" if where else message
 
 
@@ -271,6 +275,13 @@ class Arm:
         if self.file is not None:
             load(Path(self.file))  # a worker process has not seen it yet
         return bind(self.name, **dict(self.arguments))
+
+    def proximal(self, how: Training) -> str | None:
+        """Which pi_old the method reads: its own argument before the training's; None if it reads none."""
+        wanted = self.stabilizer
+        if "logp_prox" not in needs(wanted):
+            return None
+        return wanted.arguments.get("proximal", how.proximal)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,11 @@ def median_interval(x: np.ndarray, level: float = 0.95) -> tuple[float, float, f
     return float(np.median(x)), float(low), float(high)
 
 
+def columns(name: str, found: tuple[float, float, float]) -> dict[str, float]:
+    """An interval as three columns of a table: name, name_low, name_high."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
+
+
 def share_interval(k: int, n: int, level: float = 0.95) -> tuple[float, float, float]:
     """k / n and the exact (Clopper-Pearson) binomial interval."""
     found = stats.binomtest(int(k), int(n)).proportion_ci(level, method="exact")

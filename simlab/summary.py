@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from simlab.config import Config
-from simlab.intervals import mean_interval, median_interval, share_interval
+from simlab.intervals import columns, mean_interval, median_interval, share_interval
 
 COLLAPSE = 0.7
 VACUOUS = 1.0  # the range of J for rewards in [0, 1]
@@ -68,12 +68,12 @@ def summarize(config: Config, rows: pl.DataFrame) -> pl.DataFrame:
             final = frame["final"].to_numpy()
             diff = final - reference["final"].to_numpy()
             row = {"arm": arm.label, "method": arm.name, "lag": lag, "seeds": len(final)}
-            row |= _interval("final", mean_interval(final))
-            row |= _interval("diff", mean_interval(diff))
-            row |= _interval("typical", median_interval(diff, level))
+            row |= columns("final", mean_interval(final))
+            row |= columns("diff", mean_interval(diff))
+            row |= columns("typical", median_interval(diff, level))
             collapsed = int(frame["collapsed"].sum())
             row |= {"collapsed": collapsed}
-            row |= _interval("collapse", share_interval(collapsed, len(final)))
+            row |= columns("collapse", share_interval(collapsed, len(final)))
             row |= {"diverged": int(frame["diverged"].sum()), "peak": frame["peak"].mean()}
             row |= {name: frame[name].mean() for name in (*MEANS, "vacuous_mean", "vacuous_max")}
             row |= {
@@ -105,7 +105,3 @@ def _verdicts(config: Config, table: pl.DataFrame) -> list[pl.Series]:
     words = np.where(low > spread, "above", np.where(high < -spread, "below", "not separated"))
     words = np.where(table["arm"] == config.reference, "reference", words)
     return [pl.Series("placebo_spread", spread), pl.Series("verdict", words.tolist())]
-
-
-def _interval(name: str, found: tuple[float, float, float]) -> dict[str, float]:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))

@@ -49,7 +49,7 @@ def train(cell: Cell, log: Callable | None = None) -> list[dict]:
     policy, shape, L = POLICIES[spec.policy], world.sizes, len(seeds)
     w = {name: x.clone().requires_grad_() for name, x in w.items()}
     lag, stabilizer = regime(cell.lag), arm.stabilizer
-    wanted, proximal = needs(stabilizer), stabilizer.arguments.get("proximal", how.proximal)
+    wanted, proximal = needs(stabilizer), arm.proximal(how) or "rollout"
     aggregate = AGGREGATIONS[how.aggregation]
     if how.aggregation == "seq_mean_token_sum_norm":
         aggregate = partial(aggregate, horizon=spec.horizon)

@@ -20,7 +20,7 @@ def through(folder, layout):
 
     layout = model.Layout(*layout)
     model.start(layout)
-    built = model.build(model.read_config(folder), layout)
+    built = model.build(weights.read_config(folder), layout)
     weights.load(built, weights.read(folder))
     tensors = dict(weights.export(built))
     return tensors if torch.distributed.get_rank() == 0 else None

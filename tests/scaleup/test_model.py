@@ -41,7 +41,7 @@ def ours(folder, **overrides):
 
     layout = model.Layout()
     model.start(layout)
-    built = model.build(model.read_config(folder), layout, **overrides)
+    built = model.build(weights.read_config(folder), layout, **overrides)
     weights.load(built, weights.read(folder))
     return built
 

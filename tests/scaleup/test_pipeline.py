@@ -211,6 +211,7 @@ def test_evaluation_is_beside_the_run(two, evaluated):
     assert [row["step"] for row in evaluated if "avg_at_k" in row] == [1, 3, 5]
     for row in evaluated[1::2]:
         assert 0 <= row["avg_at_k_low"] <= row["avg_at_k"] <= row["avg_at_k_high"] <= 1
+        assert 0 < row["avg_at_k_noise"] < 0.2
         # rewards are multiples of 1/8, three problems of four answers
         whole = row["avg_at_k"] * 8 * 12
         assert whole == pytest.approx(round(whole), abs=1e-6)
@@ -527,9 +528,9 @@ def test_foreign_tokenizer(model, tmp_path):
 
 
 MISTAKES = [
-    ({"world.promts": 4}, "promts: Extra inputs are not permitted"),
-    ({"world.engine.dtypes": "float32"}, "dtypes: Extra inputs"),
-    ({"world.prompts": 0}, "prompts: Input should be greater than or equal to 1"),
+    ({"world.promts": 4}, "world.promts: Extra inputs are not permitted"),
+    ({"world.engine.dtypes": "float32"}, "world.engine.dtypes: Extra inputs"),
+    ({"world.prompts": 0}, "world.prompts: Input should be greater than or equal to 1"),
     ({"methods": ["grpo=ppo", "satt"]}, "no stabilizer 'satt'"),
     ({"methods": ["grpo=ppo", "estr"]}, "needs the whole distribution of the engine"),
     ({"training.proximal": "ewma"}, "proximal ewma runs in the simulator only"),
@@ -540,7 +541,10 @@ MISTAKES = [
     ({"world.replay": "r3", "lags": ["fully_async:max_age=2"]}, "replay r3 at lag fully_async"),
     ({"world.trainer.tp": 2}, "1 ranks cannot be shared by tp 2 x pp 1"),
     ({"world.evaluate_every": 2}, "evaluate_every needs an evaluation"),
-    (EVALUATED | {"world.evaluation": {"task": "residue"}}, "problems: Field required"),
+    (
+        EVALUATED | {"world.evaluation": {"task": "residue"}},
+        "world.evaluation.problems: Field required",
+    ),
 ]
 
 

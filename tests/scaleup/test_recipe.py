@@ -38,7 +38,7 @@ def test_a_base_is_changed_key_by_key():
 
 
 BAD = {
-    "key": ({"world.promts": 4}, "promts: "),
+    "key": ({"world.promts": 4}, "world.promts: "),
     "section": ({"training.lr.x": 4}, "training.lr.x: lr is not a section"),
     "method": ({"methods": ["sta"]}, "sta"),
     "lag": ({"lags": ["interval"]}, "interval"),

@@ -1,0 +1,152 @@
+"""`scaleup compare` without engines: what a folder of finished runs becomes."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from scaleup import grid
+from scaleup.recipe import differs, load
+from simlab.config import RunError
+
+STEPS = 16  # the last eighth are two of them
+
+
+def recipe(**changes):
+    """Two arms at two lags, four seeds."""
+    few = {"methods": ["grpo=ppo", "sat"], "lags": ["1", "8"], "training.steps": STEPS}
+    return load("tiny_cpu", few | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def row(cell, step):
+    """A line of metrics.jsonl. SAT gains .25 at lag 1 with every seed, and at lag 8 with even ones."""
+    gain = 0.25 if cell.lag == "1" or cell.seed % 2 == 0 else -0.25
+    reward = 0.5 * step / STEPS + 0.01 * cell.seed + gain * (cell.arm.name == "sat")
+    found = {"step": step, "reward": reward, "active": 0.75, "updated": step != 3, "d_max": 0.5}
+    found |= {"d_bar": 0.1, "kl_k3": 0.01, "age": 1.0, "age_max": int(cell.lag), "seconds": 60.0}
+    return found | ({"gate_rate": 0.1} if cell.arm.name == "sat" else {})
+
+
+def finish(spec, folder):
+    """Runs of a recipe, as `compare` leaves them."""
+    for cell in spec.cells():
+        at = folder / "cells" / cell.name
+        at.mkdir(parents=True)
+        lines = [json.dumps(row(cell, step)) + "\n" for step in range(STEPS)]
+        (at / "metrics.jsonl").write_text("".join(lines))
+        made = {"settings": cell.fixed(), "commit": "abc", "version": "1"}
+        (at / "done.json").write_text(json.dumps(made))
+    return folder
+
+
+@pytest.fixture
+def idle(monkeypatch):
+    """No engines can be started."""
+    monkeypatch.setattr(grid, "cluster", lambda world: pytest.fail("an engine was started"))
+
+
+def test_summary(idle, tmp_path):
+    """Numbers by hand: final = mean of the last two steps, differences seed by seed."""
+    spec = recipe()
+    said = grid.compare(spec, "mine", finish(spec, tmp_path))
+    found = pl.read_csv(tmp_path / "summary.csv")
+    assert found["arm"].to_list() == ["grpo", "sat"] * 2
+    assert found["lag"].to_list() == [1, 1, 8, 8]
+    final = 0.5 * 14.5 / 16 + 0.015
+    assert found["final"].to_list() == pytest.approx([final, final + 0.25, final, final])
+    assert found["diff"].to_list() == pytest.approx([0, 0.25, 0, 0], abs=1e-12)
+    # at lag 1 every seed gains .25: no width; at lag 8 two gain and two lose: t(.975, 3) sd / 2
+    half = 3.182446 * 0.25 * np.sqrt(4 / 3) / 2
+    assert found["diff_low"].to_list() == pytest.approx([0, 0.25, 0, -half], abs=1e-6)
+    assert found["cut"].to_list() == [0.25] * 4
+    assert found["skipped"].to_list() == [1] * 4  # the largest of a run
+    assert found["gate_rate"].is_null().to_list() == [True, False, True, False]
+    assert found["verdict"].to_list() == ["reference", "not separated"] * 2  # four seeds
+    assert said[0].startswith("With 4 seeds no method is separated from grpo")
+    assert said[1].startswith("1 of 2 differences have a Student-t interval")
+    rows = pl.read_parquet(tmp_path / "results.parquet")
+    assert len(rows) == 16 * STEPS
+    assert {"arm", "arguments", "lag", "replay", "seed", "commit", "version"} <= set(rows.columns)
+
+
+def test_verdicts_need_seeds_and_agreement(idle, tmp_path):
+    """Twelve seeds that agree are a verdict; twelve that do not are none."""
+    spec = recipe(seeds=12)
+    said = grid.compare(spec, "mine", finish(spec, tmp_path))
+    found = pl.read_csv(tmp_path / "summary.csv")
+    assert found["verdict"].to_list() == ["reference", "above", "reference", "not separated"]
+    assert said[0] == "sat at lag 1, replay none: above grpo, by +0.250 [+0.250, +0.250]."
+
+
+def test_a_second_call_writes_the_same(idle, tmp_path):
+    """And the recipe of a folder is a recipe."""
+    spec = recipe()
+    grid.compare(spec, "mine", finish(spec, tmp_path))
+    files = [p for p in tmp_path.rglob("*") if p.is_file() and "cells" not in p.parts]
+    before = {p: p.read_bytes() for p in files}
+    assert {"report.html", "learning_curves.svg", "final_difference.png"} <= {p.name for p in files}
+    assert load(tmp_path / "recipe.toml") == spec
+    grid.compare(spec, "mine", tmp_path)
+    assert {p: p.read_bytes() for p in files} == before
+
+
+def test_a_folder_of_other_runs(idle, tmp_path):
+    """The setting that differs is named; what only says how often a run writes may differ."""
+    finish(recipe(), tmp_path)
+    grid.compare(recipe(world__engine__restarts=5, world__token_log_every=3), "mine", tmp_path)
+    with pytest.raises(RunError, match=r"seed0: holds a run with another training\.lr; choose"):
+        grid.compare(recipe(training__lr=1e-3), "mine", tmp_path)
+
+
+def test_only_what_is_missing_is_run(tmp_path, monkeypatch):
+    """A run without done.json is done again, and no other."""
+    spec = recipe()
+    lost = spec.cells()[5]
+    (finish(spec, tmp_path) / "cells" / lost.name / "done.json").unlink()
+    asked = []
+
+    class Cluster:
+        """Notes what is asked of it."""
+
+        def __init__(self, world):
+            assert world == spec.world
+
+        def __enter__(self):
+            return lambda cell, folder: asked.append((cell, folder)) or ()
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr(grid, "cluster", Cluster)
+    grid.compare(spec, "mine", tmp_path)
+    assert asked == [(lost, tmp_path / "cells" / lost.name)]
+    assert json.loads((tmp_path / "cells" / lost.name / "done.json").read_text())["settings"]
+
+
+def test_ages_and_mismatch_come_from_the_token_log(idle, tmp_path):
+    """Tokens outside of the mask are left out; age and |d| are differences of the columns."""
+    spec = recipe()
+    log = finish(spec, tmp_path) / "cells" / spec.cells()[0].name / "token_log"
+    log.mkdir()
+    pl.DataFrame(
+        {
+            "trainer_version": [9, 9],
+            "loss_mask": [[1, 0], [1]],
+            "weight_versions": [[8, 8], [2]],
+            "trainer_logprobs": [[-1.0, -9.0], [-2.0]],
+            "rollout_logprobs": [[-1.5, -1.0], [-1.0]],
+        }
+    ).write_parquet(log / "step_00000009.parquet")
+    found = grid.histograms([("1", log)]).axes[0].patches
+    assert [(p.get_x() + p.get_width() / 2, p.get_height()) for p in found] == [(1, 0.5), (7, 0.5)]
+    grid.compare(spec, "mine", tmp_path)
+    assert (tmp_path / "figures" / "age_and_mismatch.png").exists()
+
+
+def test_differs_names_the_setting():
+    """Dotted, whichever side misses it."""
+    assert differs({"a": 1, "b": {"c": 1}}, {"a": 1, "b": {"c": 1}}) is None
+    assert differs({"a": 1, "b": {"c": 1}}, {"a": 1, "b": {"c": 2}}) == "b.c"
+    assert differs({"b": {}}, {"b": {"c": 2}}) == "b.c"
+    assert differs({"b": {"c": 2}}, {"b": 3}) == "b"
