@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -124,8 +125,9 @@ class Member:
 class Pool:
     """The engines of a run. Raises RunError, in one sentence, when one is lost for good."""
 
-    def __init__(self, folder: str, spec: EngineSpec, gpus: bool):
-        self.folder, self.spec, self.gpus = folder, spec, gpus
+    def __init__(self, folder: str, spec: EngineSpec, place: Callable[[int], dict]):
+        """`place(i)` gives the Ray options of engine i."""
+        self.folder, self.spec, self.place = folder, spec, place
         self.restarts, self.weights, self.version = 0, None, 0
         self.members = [Member(i) for i in range(spec.count)]
 
@@ -225,9 +227,8 @@ class Pool:
 
     # ------------------------------------------------------------ what can go wrong
     def _start(self, member: Member) -> None:
-        options = {"num_gpus": self.spec.tp} if self.gpus else {"num_cpus": 0}
         seed = member.number + self.spec.count * self.restarts  # not the draws of the one that died
-        actor = ray.remote(Engine).options(**options)
+        actor = ray.remote(Engine).options(**self.place(member.number))
         member.actor = actor.remote(self.folder, self.spec, seed)
 
     def _revive(self, member: Member, why: str = "died") -> None:

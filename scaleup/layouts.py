@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 from scaleup import weights
@@ -74,12 +73,29 @@ def context(hf: dict, world: EngineWorld) -> int:
     return int(world.engine.options.get("context_length", hf["max_position_embeddings"]))
 
 
-def nodes(world: EngineWorld) -> int:
-    """Nodes that a recipe takes, 0 on a CPU; an engine stays on one. Raises ConfigError."""
-    per, engine = world.gpus_per_node, world.engine
+def bundles(world: EngineWorld) -> list[tuple[str, int]]:
+    """(trainer or engine, GPUs) that must share a node, the trainer's first; [] on a CPU.
+
+    Raises ConfigError for a group that no node can hold.
+    """
+    per, at, engine = world.gpus_per_node, world.trainer, world.engine
     if not per:
-        return 0
-    if engine.tp > per:
-        raise ConfigError(f"world.engine: tp {engine.tp} is more than the {per} GPUs of a node")
-    total = world.trainer.ranks + engine.count * engine.tp
-    return max(math.ceil(total / per), math.ceil(engine.count / (per // engine.tp)))
+        return []
+    for name, tp in (("engine", engine.tp), ("trainer", at.tp)):
+        if tp > per:
+            raise ConfigError(f"world.{name}: tp {tp} is more than the {per} GPUs of a node")
+    # both kinds of group are neighbours among the ranks, whose order is that of Megatron
+    share = at.ep if at.tp < at.ep <= per else at.tp
+    return [("trainer", share)] * (at.ranks // share) + [("engine", engine.tp)] * engine.count
+
+
+def nodes(world: EngineWorld) -> int:
+    """Nodes that a recipe takes, 0 on a CPU. Raises ConfigError."""
+    free = []
+    for _, n in sorted(bundles(world), key=lambda bundle: -bundle[1]):
+        at = next((i for i, left in enumerate(free) if left >= n), None)
+        if at is None:
+            at = len(free)
+            free.append(world.gpus_per_node)
+        free[at] -= n
+    return len(free)

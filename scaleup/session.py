@@ -12,6 +12,8 @@ import ray
 
 from scaleup import smollm, tiny
 from scaleup.engines import DEAD, START, Pool, last_line
+from scaleup.layouts import bundles
+from scaleup.places import Places
 from scaleup.rank import Rank
 from scaleup.recipe import EngineWorld
 from simlab.config import RunError
@@ -33,14 +35,15 @@ class Session:
     """Engines and trainer ranks of a world."""
 
     def __init__(self):
-        self.world, self.pool, self.ranks = None, None, []
+        self.world, self.places, self.pool, self.ranks = None, None, None, []
 
     def fit(self, world: EngineWorld, folder: Path) -> None:
         """Make them those of `world`, whose weights are like those in `folder`; keep what fits."""
         before, self.world = self.world, world
-        if before is None or _engines(before) != _engines(world):
+        if self.pool is None or _kept(before) != _kept(world):
             self.close()
-            self.pool = Pool(str(folder), world.engine, gpus=world.gpus_per_node > 0)
+            self.places = Places(world, START)
+            self.pool = Pool(str(folder), world.engine, self.places.engine)
         self.pool.folder, self.pool.spec = str(folder), world.engine
         if len(self.ranks) != world.trainer.ranks:
             self._drop_ranks()
@@ -51,8 +54,7 @@ class Session:
         self.finish(joined, "start", START)
 
     def _start_ranks(self, n: int) -> list:
-        options = {"num_gpus": 1} if self.world.gpus_per_node else {"num_cpus": 0}
-        self.ranks = [ray.remote(Rank).options(**options).remote() for _ in range(n)]
+        self.ranks = [ray.remote(Rank).options(**self.places.rank(i)).remote() for i in range(n)]
         address = self.ranks[0].address.remote(n)
         timeout = max(self.world.engine.timeout, START)
         return [rank.join.remote(i, n, address, timeout) for i, rank in enumerate(self.ranks)]
@@ -100,12 +102,15 @@ class Session:
         self._drop_ranks()
         if self.pool is not None:
             self.pool.close()
+        if self.places is not None:
+            self.places.close()
+        self.places = self.pool = None
 
 
-def _engines(world: EngineWorld) -> tuple:
-    """What engines are started with."""
+def _kept(world: EngineWorld) -> tuple:
+    """What engines are started with, and where all of it is."""
     spec = world.engine.model_copy(update={"timeout": 1.0, "restarts": 0})
-    return world.model, world.gpus_per_node, spec
+    return world.model, spec, bundles(world)
 
 
 def _end(ref):

@@ -666,7 +666,7 @@ def requests(batch, n, answers=4):
 
 def test_requests_go_where_the_load_is_least(fake):
     """By answers in flight, not by requests, over what is there from before."""
-    pool = Pool("", EngineSpec(count=3), gpus=False)
+    pool = Pool("", EngineSpec(count=3), dict)
     pool.clear()
     pool.begin(requests(0, 1, answers=8))
     pool.begin(requests(1, 4, answers=3))
@@ -684,7 +684,7 @@ def test_requests_go_where_the_load_is_least(fake):
 
 def test_a_new_engine_gets_weights_and_requests(fake):
     """All that was begun together is begun again, what was accepted is not accepted twice."""
-    pool = Pool("", EngineSpec(restarts=1), gpus=False)
+    pool = Pool("", EngineSpec(restarts=1), dict)
     pool.clear()
     pool.push("weights", 3)
     pool.begin(requests(0, 3))
@@ -708,7 +708,7 @@ def test_a_new_engine_gets_weights_and_requests(fake):
 
 def test_what_a_busy_engine_lost_is_begun_again_alone(fake):
     """With new requests among old ones, only what is missing starts again."""
-    pool = Pool("", EngineSpec(), gpus=False)
+    pool = Pool("", EngineSpec(), dict)
     pool.clear()
     pool.begin(requests(0, 2))
     pool.collect(0)
@@ -722,7 +722,7 @@ def test_an_engine_without_answers_is_given_up(fake, monkeypatch):
     """Alive, but no answer of it ends within the timeout."""
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
     monkeypatch.setattr(engines, "time", clock)
-    pool = Pool("", EngineSpec(timeout=5, restarts=0), gpus=False)
+    pool = Pool("", EngineSpec(timeout=5, restarts=0), dict)
     pool.clear()
     pool.begin(requests(0, 1))
     fake.given[1].clear()
