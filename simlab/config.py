@@ -76,10 +76,9 @@ class Strict(BaseModel):
 
 def _sentence(error: dict) -> str:
     where = ".".join(str(part) for part in error["loc"])
-    message = error["msg"].removeprefix("Value error, ")
-    if isinstance(error["input"], BaseModel | dict):  # a section as a whole
-        return f"{where}: {message}" if where else message
-    return f"{where}: {message} (got {error['input']!r})" if where else message
+    message = f"{where}: " * bool(where) + error["msg"].removeprefix("Value error, ")
+    whole = isinstance(error["input"], BaseModel | dict)  # a section with all its keys
+    return message if whole else f"{message} (got {error['input']!r})"
 
 
 class WorldSpec(Strict):
@@ -208,9 +207,8 @@ class Comparison(Strict):
     def placebos(self) -> list[str]:
         """Labels of arms that run the reference's own method and say that they change nothing else."""
         method = {arm.label: arm.name for arm in self.arms}
-        return [
-            x for x in method if x.startswith("placebo") and method[x] == method[self.reference]
-        ]
+        own = method[self.reference]
+        return [x for x in method if x.startswith("placebo") and method[x] == own]
 
 
 class Config(Comparison):
@@ -225,10 +223,8 @@ class Config(Comparison):
     @model_validator(mode="after")
     def _router(self):
         router = [n.name for n in self.noises if hasattr(NOISES[n.name], "router")]
-        if router and self.world.policy != "moe":
-            raise ValueError(
-                f"noise {router[0]} needs a policy with a router (moe), not {self.world.policy}"
-            )
+        if router and (policy := self.world.policy) != "moe":
+            raise ValueError(f"noise {router[0]} needs a policy with a router (moe), not {policy}")
         return self
 
     @cached_property
@@ -278,10 +274,9 @@ class Arm:
 
     def proximal(self, how: Training) -> str | None:
         """Which pi_old the method reads: its own argument before the training's; None if it reads none."""
-        wanted = self.stabilizer
-        if "logp_prox" not in needs(wanted):
+        if "logp_prox" not in needs(stabilizer := self.stabilizer):
             return None
-        return wanted.arguments.get("proximal", how.proximal)
+        return stabilizer.arguments.get("proximal", how.proximal)
 
 
 @dataclass(frozen=True)

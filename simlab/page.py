@@ -21,7 +21,9 @@ def write(path: Path, save: Callable[[Path], None]) -> None:
     try:
         save(part)
         os.replace(part, path)
-    except pl.exceptions.PolarsError as error:  # how polars says that a disk is full
+    except pl.exceptions.PolarsError as error:  # at times a full disk is a "transport error"
+        with part.open("ab") as file:
+            file.write(bytes(2**16))  # raises what the disk itself says
         raise OSError(str(error)) from error
     finally:
         part.unlink(missing_ok=True)

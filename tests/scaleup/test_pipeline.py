@@ -27,6 +27,7 @@ from scaleup.engines import Pool, Request
 from scaleup.host import Host, cluster
 from scaleup.metrics import Metrics, read
 from scaleup.recipe import EngineSpec, RunSpec, load
+from simlab import token_log
 from simlab.config import ConfigError, RunError
 from simlab.specs import regime
 
@@ -454,6 +455,18 @@ def test_full_disk(pipeline, model, disk):
     text = (out / "metrics.jsonl").read_text()
     assert text == "" or text.endswith("\n")
     assert not list(out.rglob("*.part"))
+
+
+def test_token_log_on_a_full_disk(pipeline, model, disk):
+    """The file that does not fit is named and left out; those before it can be read."""
+    out = disk("64k") / "run"
+    said = refused(pipeline(run_spec(model, "0", world__token_log_every=1), out))
+    file = re.match(rf"({out}/token_log/step_\d+\.parquet): cannot be written \(", said)[1]
+    assert "No space left on device" in said
+    held = sorted((out / "token_log").iterdir())
+    assert len(held) == len(read(out / "metrics.jsonl")) > 0
+    assert [len(token_log.read(path).rows) for path in held] == [16] * len(held)
+    assert file == str(out / "token_log" / f"step_{len(held):08d}.parquet")
 
 
 def test_metrics_on_a_full_disk(model, tmp_path):
