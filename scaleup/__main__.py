@@ -107,7 +107,10 @@ def run_run(words: list[str]) -> None:
     )
     out = options.out or Path("runs") / Path(options.recipe).stem / spec.name
     from scaleup.host import cluster
+    from scaleup.memory import fits
 
+    fits(recipe)
+    row = None
     with cluster(recipe.world) as run:
         print(
             f"{'step':>5} {'reward':>7} {'d_bar':>8} {'age':>4} {'active':>7} {'queue':>6} {'s':>7}"
@@ -118,6 +121,8 @@ def run_run(words: list[str]) -> None:
                 f"{row['active']:>7.3f} {row['queue']:>6.2f} {row['seconds']:>7.1f}",
                 flush=True,
             )
+    if row is None:
+        print("all steps were done before")
     print(f"\nrun folder: {out}")
 
 
@@ -126,7 +131,9 @@ def run_compare(words: list[str]) -> None:
     options = tyro.cli(Compare, args=words, prog="scaleup compare")
     recipe = read(options)
     from scaleup.grid import compare
+    from scaleup.memory import fits
 
+    fits(recipe)
     out = options.out or Path("runs") / Path(options.recipe).stem
     for sentence in compare(recipe, Path(options.recipe).stem, out):
         print(f"- {sentence}")

@@ -28,12 +28,12 @@ from scaleup.weights import unwrap
 from megatron.core import dist_checkpointing  # isort: skip  after the shim of scaleup.model
 from megatron.core.dist_checkpointing.strategies import filesystem_async  # isort: skip
 
-STATE = "trainer.pt"
+STATE, EXTRA = "trainer.pt", "run.pt"
 
 
 def save(folder: str | Path, trainer: Trainer, extra: dict | None = None) -> Path:
-    """Write folder/step_N and return it; collective. `extra` (plain values, tensors) comes back from
-    `load`. Raises ModuleNotFoundError without psutil."""
+    """Write folder/step_N and return it; collective. `extra` (plain values, tensors), which the first
+    rank alone is asked for, comes back from `extra`. Raises ModuleNotFoundError without psutil."""
     if importlib.util.find_spec("psutil") is None:
         raise ModuleNotFoundError("checkpoint: Megatron's writer needs psutil")
     final = Path(folder) / f"step_{trainer.iteration:08d}"
@@ -50,9 +50,9 @@ def save(folder: str | Path, trainer: Trainer, extra: dict | None = None) -> Pat
             "iteration": trainer.iteration,
             "stats": trainer.stats,
             "optimizers": len(_optimizers(trainer)),
-            "extra": extra or {},
         }
         torch.save(state, part / STATE)
+        torch.save(extra or {}, part / EXTRA)
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
     dist.barrier()
@@ -67,13 +67,13 @@ def latest(folder: str | Path) -> Path | None:
 def extra(path: str | Path) -> dict:
     """The `extra` of a checkpoint. Raises ValueError for one that cannot be read."""
     try:
-        return torch.load(Path(path) / STATE, weights_only=True)["extra"]
+        return torch.load(Path(path) / EXTRA, weights_only=True)
     except Exception as error:  # what a torn file raises depends on where it is torn
-        raise ValueError(f"{Path(path) / STATE}: is no state of a run ({error})") from error
+        raise ValueError(f"{Path(path) / EXTRA}: is no state of a run ({error})") from error
 
 
-def load(path: str | Path, trainer: Trainer) -> dict:
-    """Continue at the checkpoint of `save`; collective. Returns its `extra`.
+def load(path: str | Path, trainer: Trainer) -> None:
+    """Continue at the checkpoint of `save`; collective.
 
     Raises ValueError for a trainer whose state is cut into another number of optimizers: Megatron may
     keep one for the experts and one for the rest, or one for both.
@@ -91,7 +91,6 @@ def load(path: str | Path, trainer: Trainer) -> dict:
             if "step" in held:  # Megatron hands one tensor to all, and each would advance it
                 held["step"] = held["step"].clone()
     trainer.iteration, trainer.stats = state["iteration"], state["stats"]
-    return state["extra"]
 
 
 def _sharded(trainer: Trainer, loading: bool = False) -> dict:

@@ -27,7 +27,8 @@ import torch
 from scaleup import checkpoint, weights
 from scaleup.engines import START, Request
 from scaleup.evaluate import avg_at_k
-from scaleup.metrics import Metrics, log_tokens
+from scaleup.layouts import context
+from scaleup.metrics import Metrics, log_tokens, record
 from scaleup.recipe import RunSpec, differs
 from scaleup.responses import Response
 from scaleup.rollout import Sample
@@ -50,15 +51,37 @@ class Controller:
         self.step, self.served = 0, 0
         self.begun = 0  # batches whose answers were asked for
         self.ready: dict[int, dict[int, tuple]] = {}  # batch -> prompt -> (samples, rewards)
+        record(self.out, spec)
         self.found = self._resume()
-        self.task = self._task(spec.world.task, spec.world.task_options, spec.seed)
+        world, exam = spec.world, spec.world.evaluation
+        self.task = self._task(world.task, world.task_options, spec.seed)
+        self.exam = None
+        if world.evaluate_every:
+            self.exam = self._task(exam.task, exam.task_options, UNSEEN)
+            if exam.problems > self.exam.size:
+                left = self.exam.counts.get("long", 0)
+                raise RunError(
+                    f"world.evaluation: {exam.problems} problems, but the task has {self.exam.size} "
+                    f"({left} with prompts that are too long are left out)"
+                )
+        self.counted: dict[str, int] = {}  # what the task's checks have met so far
+        # a resumed run shall not draw again what it drew before; read where answers have no seeds
+        self.engine_seed = int(self._seeds(2, self.step, 0, 1)[0]) % 2**30
 
     def _task(self, name: str, options: dict, seed: int):
-        task = make(name, load_tokenizer(self.folder), seed=seed, **options)
-        size = weights.read_config(self.folder)["vocab_size"]
-        if task.largest_token() >= size:
+        hf = weights.read_config(self.folder)
+        # SGLang keeps two positions for itself
+        room = context(hf, self.world) - self.world.max_new_tokens - 2
+        task = make(name, load_tokenizer(self.folder), seed=seed, limit=room, **options)
+        if task.largest_token() >= (size := hf["vocab_size"]):
             raise RunError(f"task {name} has token {task.largest_token()}, the model has {size}")
         return task
+
+    def close(self) -> None:
+        """End what the tasks run."""
+        for task in (self.task, self.exam):
+            if task is not None:
+                task.close()
 
     # ------------------------------------------------------------ the loop
     def run(self, session: Session) -> Iterator[dict]:
@@ -173,9 +196,12 @@ class Controller:
         if frames := [rows for _, rows in found if rows is not None]:
             log_tokens(self.out / "token_log", self.spec, self.step, frames)
         wall = now - self.started
+        counts = {f"task_{k}": n - self.counted.get(k, 0) for k, n in self.task.counts.items()}
+        self.counted = dict(self.task.counts)
         return (
             about
             | found[0][0]
+            | counts
             | {
                 "seconds": self.earlier + wall,
                 "engine_busy": self.session.pool.busy() / wall,
@@ -212,13 +238,12 @@ class Controller:
         self._drain()
         about, pool = self.world.evaluation, self.session.pool
         k, asked, scores = about.samples * about.repeats, range(about.problems), {}
-        with closing(self._task(about.task, about.task_options, UNSEEN)) as task:
-            seeds = [self._seeds(1, self.step, i, k) for i in asked]
-            pool.begin([self._request(task, i, -1, i, seeds[i]) for i in asked])
-            while pool.in_flight:
-                for request, samples in pool.collect(0.5):
-                    prompts = [task.prompt(request.index)] * k
-                    scores[request.index] = task.rewards(prompts, [s.output for s in samples])
+        seeds = [self._seeds(1, self.step, i, k) for i in asked]
+        pool.begin([self._request(self.exam, i, -1, i, seeds[i]) for i in asked])
+        while pool.in_flight:
+            for request, samples in pool.collect(0.5):
+                prompts = [self.exam.prompt(request.index)] * k
+                scores[request.index] = self.exam.rewards(prompts, [s.output for s in samples])
         each = np.array([scores[i] for i in asked]).reshape(-1, about.repeats, about.samples)
         found = avg_at_k(each.swapaxes(0, 1))
         return {
@@ -241,9 +266,9 @@ class Controller:
         extra = ray.put(state | {"settings": json.dumps(self.spec.fixed()), "ready": ready})
         what = f"checkpoint of step {self.step} in {self.checkpoints}"
         try:
-            path, *_ = self.session.on_all("save", str(self.checkpoints), extra, what=what)
+            path = self.session.save(str(self.checkpoints), extra, what)
         except RunError as error:  # a full disk has many names
-            free = shutil.disk_usage(self.checkpoints).free / 1e6
+            free = shutil.disk_usage(self.out).free / 1e6
             _remove(self.checkpoints.glob("*.part"))
             raise RunError(f"{error} ({free:,.0f} MB of the disk were free)") from error
         _remove(p for p in self.checkpoints.glob("step_*") if str(p) != path)

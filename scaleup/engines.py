@@ -113,11 +113,11 @@ class Member:
     number: int
     actor: object = None  # None: to be started
     running: dict[tuple[int, int], Request] = field(default_factory=dict)
-    group: list[Request] = field(default_factory=list)  # what it was given while idle
-    accepted: set[tuple[int, int]] = field(default_factory=set)  # of the group
+    group: list[Request] = field(default_factory=list)  # all of `running`, and what is back of it
+    again: set[tuple[int, int]] = field(default_factory=set)  # of `running`: accepted once before
     asked: object = None  # the `collect` under way
     waiting: int = 0  # answers to come, as it said last
-    heard: float = 0.0  # when it took requests or ended an answer
+    silent: float = 0.0  # seconds of waiting for it since it took requests or ended an answer
     busy: float = 0.0  # seconds with answers in flight, those since `marked` aside
     marked: float = 0.0  # 0: there are none
 
@@ -127,7 +127,7 @@ class Pool:
 
     def __init__(self, folder: str, spec: EngineSpec, place: Callable[[int], dict]):
         """`place(i)` gives the Ray options of engine i."""
-        self.folder, self.spec, self.place = folder, spec, place
+        self.folder, self.spec, self.place, self.seed = folder, spec, place, 0
         self.restarts, self.weights, self.version = 0, None, 0
         self.members = [Member(i) for i in range(spec.count)]
 
@@ -167,10 +167,10 @@ class Pool:
             given[least].append(request)
         for member in self.members:
             if mine := given[member.number]:
-                member.group, member.accepted = ([], set()) if member.running else (mine, set())
+                member.group = [] if member.running else mine
                 member.running |= {r.key: r for r in mine}
-                member.heard = time.monotonic()
-                member.marked = member.marked or member.heard
+                member.silent = 0.0
+                member.marked = member.marked or time.monotonic()
                 try:
                     self._wait(member, member.actor.begin.remote(mine), "did not start answers")
                 except DEAD:
@@ -182,7 +182,13 @@ class Pool:
             if m.running and m.asked is None:
                 m.asked = m.actor.collect.remote(seconds)
         asked = {m.asked: m for m in self.members if m.asked is not None}
-        ready, _ = ray.wait(list(asked), timeout=seconds + 1) if asked else ([], [])
+        if not asked:
+            return []
+        before = time.monotonic()
+        ray.wait(list(asked), timeout=seconds + 1)
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        for m in asked.values():
+            m.silent += time.monotonic() - before
         done = []
         for ref in ready:
             member, asked[ref].asked = asked[ref], None
@@ -193,7 +199,7 @@ class Pool:
             else:
                 done += self._accepted(member, found, waiting)
         for m in self.members:
-            if m.running and time.monotonic() - m.heard > self.spec.timeout:
+            if m.running and m.silent > self.spec.timeout:
                 self._revive(m, f"ended no answer in {self.spec.timeout:g} s")
         return done
 
@@ -202,16 +208,15 @@ class Pool:
         done = []
         for request, samples in found:
             del member.running[request.key]
-            if request.key not in member.accepted:
+            if request.key not in member.again:
                 done.append((request, samples))
-                if member.group:
-                    member.accepted.add(request.key)
-        now = time.monotonic()
+            member.again.discard(request.key)
         if found or waiting != member.waiting:
-            member.heard = now
+            member.silent = 0.0
         member.waiting = waiting
         if not member.running:
-            member.busy, member.marked = member.busy + now - member.marked, 0.0
+            member.busy += time.monotonic() - member.marked
+            member.marked = 0.0
         return done
 
     @property
@@ -227,7 +232,8 @@ class Pool:
 
     # ------------------------------------------------------------ what can go wrong
     def _start(self, member: Member) -> None:
-        seed = member.number + self.spec.count * self.restarts  # not the draws of the one that died
+        # not the draws of the others, nor of the one that died
+        seed = self.seed + member.number + self.spec.count * self.restarts
         actor = ray.remote(Engine).options(**self.place(member.number))
         member.actor = actor.remote(self.folder, self.spec, seed)
 
@@ -246,14 +252,16 @@ class Pool:
             if self.weights is not None:
                 push = member.actor.push.remote(self.weights, self.version)
                 self._wait(member, push, self._refused)
-            if member.running:
-                again = member.group or list(member.running.values())
-                member.running = {r.key: r for r in again}
-                self._wait(member, member.actor.begin.remote(again), "did not start answers")
+            missing = {k: r for k, r in member.running.items() if k not in member.again}
+            lost = (member.group or list(missing.values())) if missing else []
+            member.running = {r.key: r for r in lost}
+            member.again = member.running.keys() - missing.keys()
+            if lost:
+                self._wait(member, member.actor.begin.remote(lost), "did not start answers")
         except DEAD as error:
             self._kill(member)
             raise RunError(f"engine {member.number} died again: {last_line(error)}") from error
-        member.heard = time.monotonic()
+        member.silent = 0.0
 
     def _on_all(self, method: str, *arguments, what: str, lost) -> None:
         """A call on all engines at the same time; `lost` is told of a dead one."""
@@ -276,6 +284,7 @@ class Pool:
                 f"engine {member.number} {what} within {timeout:g} s and was stopped"
             ) from error
         except ray.exceptions.RayTaskError as error:
+            self._kill(member)  # paused or half pushed, for all that is known
             raise RunError(f"engine {member.number} {what}: {last_line(error)}") from error
 
     def _kill(self, member: Member) -> None:

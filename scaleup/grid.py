@@ -2,8 +2,8 @@
 
     <out>/recipe.toml  results.parquet  summary.csv  report.html  figures/  cells/<run>/
 
-Runs share the engines and are done one after another, the reference first within each seed. A run that
-is finished holds done.json with its settings; the same command goes on with the rest.
+Runs share the engines and are done one after another, the reference first within each seed. The same
+command goes on with what is missing; settings.json says which run a folder holds.
 
 final       mean reward over the last eighth of the steps
 difference  final minus the reference's final, seed by seed, at the same lag and replay
@@ -14,10 +14,8 @@ verdict     "above" or "below" needs the exact interval of the median difference
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 
 import polars as pl
@@ -26,11 +24,11 @@ from rich.progress import Progress, TimeElapsedColumn
 
 from scaleup.figures import curves, forest, histograms
 from scaleup.host import cluster
-from scaleup.metrics import read
-from scaleup.recipe import Recipe, RunSpec, differs
+from scaleup.metrics import read, record
+from scaleup.recipe import Recipe, RunSpec
 from simlab.config import RunError
 from simlab.intervals import columns, mean_interval, median_interval
-from simlab.page import commit, embed, write, write_page
+from simlab.page import embed, write, write_page
 
 MEANS = (
     "d_bar",
@@ -59,14 +57,14 @@ def compare(recipe: Recipe, name: str, out: Path) -> list[str]:
             shown = (*Progress.get_default_columns(), TimeElapsedColumn())
             bar = stack.enter_context(Progress(*shown))
             task = bar.add_task(f"scaleup compare {name}", total=len(cells) * recipe.training.steps)
-            bar.advance(task, (len(cells) - len(missing)) * recipe.training.steps)
+            at = (len(cells) - len(missing)) * recipe.training.steps
+            bar.update(task, completed=at)
             run = stack.enter_context(cluster(recipe.world)) if missing else None
             for cell in missing:
                 folder = out / "cells" / cell.name
-                for _ in run(cell, folder):
-                    bar.advance(task)
-                made = {"settings": cell.fixed(), "commit": commit(), "version": version("simlab")}
-                write(folder / "done.json", lambda part, x=made: part.write_text(json.dumps(x)))
+                for row in run(cell, folder):
+                    bar.update(task, completed=at + row["step"] + 1)
+                at += recipe.training.steps
         rows = pl.concat(
             [table(cell, out / "cells" / cell.name) for cell in cells], how="diagonal_relaxed"
         )
@@ -83,17 +81,13 @@ def compare(recipe: Recipe, name: str, out: Path) -> list[str]:
 
 def finished(cell: RunSpec, folder: Path) -> bool:
     """Whether the run is done. Raises RunError for a folder that holds another one."""
-    if not (folder / "done.json").exists():
-        return False
-    held = json.loads((folder / "done.json").read_text())["settings"]
-    if odd := differs(held, cell.fixed()):
-        raise RunError(f"{folder}: holds a run with another {odd}; choose another --out")
-    return True
+    known = record(folder, cell) is not None
+    return known and len(read(folder / "metrics.jsonl")) == cell.training.steps
 
 
 def table(cell: RunSpec, folder: Path) -> pl.DataFrame:
     """Rows of a finished run with what they belong to."""
-    made = json.loads((folder / "done.json").read_text())
+    made = record(folder, cell)
     constant = {
         "arm": cell.arm.label,
         "method": cell.arm.name,
@@ -101,11 +95,10 @@ def table(cell: RunSpec, folder: Path) -> pl.DataFrame:
         "lag": cell.lag,
         "replay": cell.replay,
         "seed": cell.seed,
-        "commit": made["commit"],
+        "commit": " ".join(made["commits"]),
         "version": made["version"],
     }
     rows = pl.DataFrame(read(folder / "metrics.jsonl"), infer_schema_length=None)
-    rows = rows.with_columns(cut=1 - pl.col("active"))
     return rows.select(*[pl.lit(v).alias(k) for k, v in constant.items()], pl.all())
 
 
@@ -213,8 +206,8 @@ def report(recipe, name: str, out: Path, rows, per_run, summary, sentences: list
         (
             curves(recipe, rows, "cut"),
             "cut",
-            "Share of tokens without a gradient",
-            "What a method clips, masks or drops.",
+            "Share of tokens that a method cuts",
+            "Tokens with an advantage and no gradient: clipped, masked or dropped.",
         ),
     ]
     logs = [(cell.lag, out / "cells" / cell.name / "token_log") for cell in recipe.cells()]

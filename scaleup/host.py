@@ -17,7 +17,7 @@ import ray
 
 from scaleup import cpu
 from scaleup.recipe import EngineWorld, RunSpec
-from simlab.config import RunError
+from simlab.config import ConfigError, RunError
 
 LOGS = "SCALEUP_LOGS"  # set: what the actors print, tracebacks included
 
@@ -36,9 +36,9 @@ class Host:
         try:
             folder = checkpoint_folder(spec.world, spec.seed, Path(out))
             controller = Controller(spec, Path(out), folder)
-            with closing(controller.task):
+            with closing(controller):
                 self.session = self.session or Session()
-                self.session.fit(spec.world, folder)
+                self.session.fit(spec.world, folder, controller.engine_seed)
                 yield from controller.run(self.session)
         except Exception as error:
             if os.environ.get(LOGS):
@@ -50,7 +50,7 @@ def sentence(error: Exception, out: str) -> str:
     """What went wrong, on one line."""
     if isinstance(error, OSError):
         return f"{error.filename or out}: {error.strerror or error}"
-    if isinstance(error, (RunError, ValueError)):
+    if isinstance(error, (ConfigError, RunError, ValueError)):
         return " ".join(str(error).split())
     lines = str(error).strip().splitlines() or [""]
     return f"{out}: {type(error).__name__}: {lines[0]} (set {LOGS}=1 for more)"
@@ -66,9 +66,9 @@ def cluster(world: EngineWorld) -> Iterator[Callable[[RunSpec, Path], Iterator[d
     env = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ.update(env)
     variables = cpu.env() | env if world.gpus_per_node == 0 else env
-    variables |= {LOGS: logs} if logs else {}
-    address = os.environ.get("RAY_ADDRESS")
-    local = {} if address else {"include_dashboard": False, "num_cpus": os.cpu_count()}
+    variables |= {k: v for k, v in os.environ.items() if k == LOGS or k.startswith("WANDB_")}
+    address = os.environ.get("RAY_ADDRESS", "local")
+    local = {"include_dashboard": False, "num_cpus": os.cpu_count()} if address == "local" else {}
 
     def run(spec: RunSpec, out: Path) -> Iterator[dict]:
         rows = host.run.options(num_returns="streaming").remote(spec, str(Path(out).resolve()))
@@ -95,7 +95,7 @@ def cluster(world: EngineWorld) -> Iterator[Callable[[RunSpec, Path], Iterator[d
                 **local,
             )
         except Exception as error:
-            raise RunError(f"Ray did not start: {sentence(error, address or 'here')}") from error
+            raise RunError(f"Ray did not start: {sentence(error, address)}") from error
         host = ray.remote(Host).options(num_cpus=0).remote()
         yield run
     finally:

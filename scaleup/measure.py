@@ -321,7 +321,8 @@ def resume(folder, path: Path, layout, one_counter=False) -> tuple[list[dict], s
         for parameter in trainer.model.parameters():
             parameter.zero_()  # nothing is left of the first weights
     last = checkpoint.latest(path)
-    extra = checkpoint.load(last, trainer)
+    extra = checkpoint.extra(last)
+    checkpoint.load(last, trainer)
     if one_counter:
         for optimizer in checkpoint._optimizers(trainer):
             states = list(optimizer.optimizer.state.values())

@@ -6,14 +6,18 @@ from scaleup import weights
 from scaleup.layouts import nodes
 from scaleup.memory import (
     GB,
+    LENGTH,
     MEM_FRACTION,
     PROMPT,
     RESERVE_GB,
-    SIZE,
     TOKEN_BYTES,
     UNEVEN,
+    HostMemory,
     Plan,
     RankMemory,
+    choices,
+    response,
+    sample,
 )
 
 
@@ -37,39 +41,48 @@ def table(plan: Plan) -> str:
         f"Trainer: {', '.join(how)}",
         f"  data parallel {at.ranks // at.pp // at.tp}"
         + (f", of experts {at.ranks // at.pp // at.ep}" if experts else ""),
-        *_rows(plan.ranks, world.gpu_gb if gpus else None),
+        *_rows(plan.ranks, world.gpu_gb if gpus else None, bool(world.checkpoint_every)),
         "",
         *_step(plan),
         "",
         *_engine(plan),
         "",
+        *_hosts(plan),
+        "",
         f"Assumed, not measured: {RESERVE_GB:g} GB of a GPU for CUDA, NCCL and fragments; the "
         f"fullest rank's experts {UNEVEN:g} times as busy as the mean; prompts of {PROMPT:,} tokens; "
-        "parts that do not meet are added. GB are 1e9 bytes.",
+        "parts of a GPU that do not meet are added. GB are 1e9 bytes.",
     ]
     return "\n".join(lines)
 
 
-def _rows(ranks: list[RankMemory], limit: float | None) -> list[str]:
+def _rows(ranks: list[RankMemory], limit: float | None, saves: bool) -> list[str]:
     """GB by part, a column for each pipeline stage."""
 
-    def line(name: str, values: list) -> str:
-        return f"  {name:<28}" + "".join(f"{value:>16}" for value in values)
-
-    def sizes(values: list[float]) -> list[str]:
-        return [f"{value / GB:.3g}" if value < GB else f"{value / GB:.1f}" for value in values]
-
-    lines = [line("ranks", [_span(x) for x in ranks])]
-    lines += [line("parameters", [f"{x.parameters:,}" for x in ranks])]
-    lines += [line(f"{name}, GB", sizes([x.gpu[name] for x in ranks])) for name in ranks[0].gpu]
-    lines.append(line("passes need, GB", sizes([sum(x.gpu.values()) for x in ranks])))
-    lines.append(line("Adam's step needs, GB", sizes([x.stepping for x in ranks])))
+    lines = [_line("ranks", [_span(x) for x in ranks])]
+    lines += [_line("parameters", [f"{x.parameters:,}" for x in ranks])]
+    lines += [_line(f"{name}, GB", _sizes([x.gpu[name] for x in ranks])) for name in ranks[0].gpu]
+    lines.append(_line("passes need, GB", _sizes([sum(x.gpu.values()) for x in ranks])))
+    lines.append(_line("Adam's step needs, GB", _sizes([x.stepping for x in ranks])))
     if limit:
-        lines.append(line("left for the batch, GB", sizes([limit * GB - x.need for x in ranks])))
-    for name in ranks[0].host:
-        if any(x.host[name] for x in ranks):
-            lines.append(line(f"on the host: {name}, GB", sizes([x.host[name] for x in ranks])))
+        lines.append(_line("left for the batch, GB", _sizes([limit * GB - x.need for x in ranks])))
+    if limit and saves:
+        needs = [
+            f"{v}{'!' * (x.saving > limit * GB)}"
+            for v, x in zip(_sizes([x.saving for x in ranks]), ranks, strict=True)
+        ]
+        lines.append(_line("to save (assumed), GB", needs))
+        if max(x.saving for x in ranks) > limit * GB:
+            lines.append("  ! more than a GPU has, as Megatron gathers a checkpoint; not run")
     return lines
+
+
+def _line(name: str, values: list, width: int = 28) -> str:
+    return f"  {name:<{width}}" + "".join(f"{value:>16}" for value in values)
+
+
+def _sizes(values: list[float]) -> list[str]:
+    return [f"{value / GB:.3g}" if value < GB else f"{value / GB:.1f}" for value in values]
 
 
 def _span(x: RankMemory) -> str:
@@ -93,13 +106,14 @@ def _step(plan: Plan) -> list[str]:
             f"  ranks {_span(x)}: the batch takes {TOKEN_BYTES} bytes a token on the GPU, "
             f"which has room for answers {limit}"
         )
-    if choices := plan.hf["num_hidden_layers"] * plan.hf.get("num_experts_per_tok", 0):
+    full = plan.hf, plan.longest, world.max_new_tokens
+    lines.append(
+        f"  an answer of full length takes {sample(*full) / 1e6:.3g} MB in the controller and "
+        f"{response(*full) / 1e6:.3g} MB in a rank"
+    )
+    if n := choices(plan.hf):
         small = weights.narrow(weights.experts(plan.hf)).itemsize  # as an engine hands them over
-        full = small * choices * answers * plan.longest / GB
-        lines.append(
-            f"  routed experts on the host: {small * choices:,} bytes a token of a batch ({full:.3g} GB "
-            f"at full length), {4 * choices:,} inside an engine"
-        )
+        lines[-1] += f", {small * n:,} bytes a token of it routed experts; {4 * n:,} in an engine"
     return lines
 
 
@@ -119,8 +133,42 @@ def _engine(plan: Plan) -> list[str]:
             f"{found.tokens:,} tokens: {found.answers:,} answers of full length at once, "
             f"{pool.count * found.answers:,} in all engines"
         )
-    size = SIZE[world.trainer.dtype] * plan.parameters / GB
-    lines.append(
-        f"  a push takes {size:.3g} GB of host memory at rank 0, and as much in Ray's store"
-    )
     return lines
+
+
+def _hosts(plan: Plan) -> list[str]:
+    """GB of the host, two columns for each kind of node."""
+    pairs, seen = [], []
+    for pair in zip(plan.hosts, plan.shorter, strict=True):
+        if pair[0] in seen:
+            continue
+        seen.append(pair[0])
+        pairs.append((pair, plan.hosts.count(pair[0])))
+    both = [x for pair, _ in pairs for x in pair]
+
+    def rows(part, indent: str = "") -> list[str]:
+        found = [part(x) for x in both]
+        return [
+            _line(f"{indent}{name}, GB", _sizes([x[name] for x in found]), 44)
+            for name in found[0]
+            if any(x[name] for x in found)
+        ]
+
+    lines = [f"Host memory of a node, answers at full length and at {LENGTH:g} of it (assumed)"]
+    heads, lengths = [], []
+    for (x, _), n in pairs:
+        heads += [_node(x, n), ""]
+        lengths += ["full", f"{LENGTH:g}"]
+    lines += [_line("", heads, 44).rstrip(), _line("length", lengths, 44)]
+    lines += rows(lambda x: x.always)
+    for moment in both[0].moments:
+        if found := rows(lambda x, moment=moment: x.moments[moment], "  "):
+            lines += [f"  during {moment}:", *found]
+    lines.append(_line("needed at the fullest moment, GB", _sizes([x.need for x in both]), 44))
+    lines.append(_line("of it at most in Ray's store, GB", _sizes([x.store for x in both]), 44))
+    return lines
+
+
+def _node(x: HostMemory, n: int) -> str:
+    parts = [f"{x.ranks} ranks"] * bool(x.ranks) + [f"{x.engines} eng."] * bool(x.engines)
+    return f"{n} x " * (n > 1) + " ".join(parts)

@@ -6,20 +6,50 @@ metrics.jsonl holds one line a step. A run that resumes at step k keeps the line
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib.util
 import json
 import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import polars as pl
 
-from scaleup.recipe import RunSpec
+from scaleup.recipe import RunSpec, differs
 from simlab.config import RunError
 from simlab.page import commit, write
 from simlab.token_log import Run, write_step
+
+
+def record(folder: Path, spec: RunSpec) -> dict | None:
+    """settings.json of a run folder: settings, version, commits; None in a new folder.
+
+    Raises RunError for a folder that holds another run.
+    """
+    path = folder / "settings.json"
+    if not path.exists():
+        return None
+    held = json.loads(path.read_text())
+    if odd := differs(held["settings"], spec.fixed()):
+        raise RunError(f"{folder}: holds another run, its {odd} differs; choose another --out")
+    return held
+
+
+def claim(folder: Path, spec: RunSpec) -> None:
+    """Write settings.json, with every commit that worked on the run. Raises RunError as `record`."""
+    commits = (record(folder, spec) or {"commits": []})["commits"]
+    held = {
+        "settings": spec.fixed(),
+        "version": version("simlab"),
+        "commits": list(dict.fromkeys([*commits, commit()])),
+    }
+    with _named(folder / "settings.json"):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(held, indent=2) + "\n"
+        write(folder / "settings.json", lambda part: part.write_text(text))
 
 
 class Metrics:
@@ -30,7 +60,7 @@ class Metrics:
 
     def __init__(self, folder: Path, spec: RunSpec, step: int):
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        claim(self.folder, spec)
         self.path = self.folder / "metrics.jsonl"
         self.rows = [row for row in read(self.path) if row["step"] < step]
         text = "".join(json.dumps(row) + "\n" for row in self.rows)
@@ -47,7 +77,11 @@ class Metrics:
         if os.environ.get("WANDB_PROJECT") and importlib.util.find_spec("wandb") is not None:
             import wandb
 
-            self._wandb = wandb.init(name=spec.name, config=spec.settings(), resume="allow")
+            # the same run when it resumes
+            digest = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
+            self._wandb = wandb.init(
+                id=digest, name=spec.name, config=spec.settings(), resume="allow"
+            )
 
     def add(self, row: dict) -> None:
         """One step; a number that is not finite is written as null."""

@@ -10,28 +10,30 @@ Problem = tuple[list[dict[str, str]], str]
 
 
 def problems(
-    files: str | Sequence[str | dict],
+    files: str | dict | Sequence[str | dict],
     prompt: str = "prompt",
     answer: str = "reward_model.ground_truth",
     unique: bool = False,
     expect: int | None = None,
-) -> list[Problem]:
-    """(messages, right answer) of all rows of all files, in order.
+) -> list[list[Problem]]:
+    """(messages, right answer) of all rows, a list for each file, in order.
 
-    `prompt` and `answer` name the columns, for a single file in a table: `{path = "...", prompt =
-    "...", answer = "..."}`. `unique=True` drops a problem whose messages were there before. Raises
-    ValueError in one sentence: with file, row (the first is 0) and column for a row that does not
-    fit, and where the problems are none, or not `expect`.
+    A file is .parquet (also at `hf://datasets/...`, which polars reads from the Hugging Face hub) or
+    JSON lines. Column `prompt` holds text or messages of role and content; `answer`, a path of names
+    joined by dots, one text or number, or a list of one. For a single file they stand in a table:
+    `{path = "...", prompt = "...", answer = "..."}`. `unique=True` drops a problem whose messages
+    were there before, in any file. Raises ValueError in one sentence: with file, row (the first is
+    0) and column for a row that does not fit, and where the problems are none, or not `expect`.
     """
     found, seen, sizes = [], set(), []
-    for file in [files] if isinstance(files, str) else files:
+    for file in [files] if isinstance(files, str | dict) else files:
         table = file if isinstance(file, dict) else {"path": file}
         if odd := table.keys() - {"path", "prompt", "answer"} or {"path"} - table.keys():
             raise ValueError(
                 f"math: a file is a path, or a table of path, prompt and answer; see {min(odd)!r}"
             )
         columns = {"prompt": prompt, "answer": answer} | table
-        path, before = Path(columns.pop("path")), len(found)
+        path, kept = str(columns.pop("path")), []
         tops = dict.fromkeys([columns["prompt"], columns["answer"].split(".")[0]])
         for n, row in enumerate(_rows(path, list(tops))):
             try:
@@ -40,22 +42,27 @@ def problems(
                 raise ValueError(f"math: {path}, row {n}, {error}") from None
             key = tuple(message["content"] for message in messages)
             if not (unique and key in seen):
-                found.append((messages, right))
+                kept.append((messages, right))
             seen.add(key)
-        sizes.append(f"{len(found) - before} of {path}")
-    if not found or len(found) != (expect or len(found)):
+        found.append(kept)
+        sizes.append(f"{len(kept)} of {path}")
+    total = sum(map(len, found))
+    if not total or total != (expect or total):
         raise ValueError(
-            f"math: {len(found)} problems, expected {expect or 'some'}: "
+            f"math: {total} problems, expected {expect or 'some'}: "
             f"{', '.join(sizes) or 'no files'} ({len(seen)} different ones)"
         )
     return found
 
 
-def _rows(file: Path, columns: Sequence[str]) -> Iterator[dict]:
+def _rows(file: str, columns: Sequence[str]) -> Iterator[dict]:
     """Rows of a .parquet file, or of a file of JSON lines. Raises ValueError in one sentence."""
-    if not file.is_file():
+    hub, parquet = file.startswith("hf://"), file.endswith(".parquet")
+    if hub and not parquet:
+        raise ValueError(f"math: {file}: of the Hugging Face hub only .parquet files are read")
+    if not hub and not Path(file).is_file():
         raise ValueError(f"math: there is no file {file}")
-    if file.suffix == ".parquet":
+    if parquet:
         import polars as pl
 
         try:
@@ -65,10 +72,11 @@ def _rows(file: Path, columns: Sequence[str]) -> Iterator[dict]:
                     f"math: {file} has no column {missing[0]!r}, only {', '.join(there)}"
                 )
             yield from pl.read_parquet(file, columns=list(columns)).iter_rows(named=True)
-        except pl.exceptions.PolarsError as error:
-            raise ValueError(f"math: {file} is no parquet file: {error}") from None
+        except (pl.exceptions.PolarsError, OSError) as error:
+            why = " ".join(str(error).splitlines()[:1])
+            raise ValueError(f"math: {file} cannot be read as parquet: {why}") from None
         return
-    with file.open(encoding="utf-8", errors="replace") as lines:
+    with open(file, encoding="utf-8", errors="replace") as lines:
         for n, line in enumerate(lines):
             try:
                 row = json.loads(line)

@@ -6,6 +6,7 @@ takes its share of a batch by itself, and what the whole batch says comes back f
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,6 +63,12 @@ class Rank:
             overrides |= {"recompute_granularity": "full", "recompute_method": "uniform"}
             overrides |= {"recompute_num_layers": 1}
         start(layout, seed=spec.seed)
+        self.trainer = self.reference = self.kept = (
+            None  # of an earlier run, whose memory this needs
+        )
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         model = build(hf, layout, dtype=getattr(torch, at.dtype), **overrides)
         weights.load(model, weights.read(folder))
         self.trainer = Trainer(
@@ -115,7 +122,7 @@ class Rank:
             "active": found.active / max(found.tokens, 1),
             "micro_batches": len(micro_batches) * replicas,
         } | {name: float(x) for name, x in found.stats.items() if x.numel() == 1}
-        numbers |= found.diagnostics | self._mismatch(found.batches, before)
+        numbers |= found.diagnostics | self._mismatch(found.batches, found.actives, before)
         rows = None
         if (
             log is not None
@@ -156,26 +163,31 @@ class Rank:
         for p, x in zip(self.trainer.model.parameters(), held, strict=True):
             p.copy_(x)
 
-    def _mismatch(self, batches: list, before: list[Tensor] | None) -> dict[str, float]:
-        """d = log pi - log mu over the tokens of the whole batch, and its two parts where known.
+    def _mismatch(
+        self, batches: list, actives: list[Tensor], before: list[Tensor] | None
+    ) -> dict[str, float]:
+        """d = log pi - log mu over the tokens of the whole batch, its two parts where known, and the cut.
 
         d_bar = mean |d|; k1, k3: estimators of KL(mu || pi); d_policy: the trainer now against the
-        trainer at the weights that sampled the token; d_engine: that trainer against the engine.
+        trainer at the weights that sampled the token; d_engine: that trainer against the engine;
+        cut: share of tokens that have an advantage and no gradient (the simulator's `cut`).
         """
-        sums, largest = torch.zeros(8, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-        for i, b in enumerate(batches):
+        sums, largest = torch.zeros(9, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        for i, (b, active) in enumerate(zip(batches, actives, strict=True)):
             logp, mu, age = (x[b.mask].double() for x in (b.logp, b.logp_mu, b.age))
+            cut = ((b.advantage != 0) & ~active)[b.mask].double()
             old = mu if before is None else before[i][b.mask].double()
             d = logp - mu
             k3 = d.clamp(max=70).exp() - 1 - d
             parts = (logp - old).abs(), (old - mu).abs()
-            of_token = torch.stack([torch.ones_like(d), d.abs(), d.square(), -d, k3, age, *parts])
+            terms = d.abs(), d.square(), -d, k3, age, cut, *parts
+            of_token = torch.stack([torch.ones_like(d), *terms])
             sums += of_token.sum(1).cpu()
             if d.numel():
                 largest = torch.maximum(largest, of_token[[1, 5]].amax(1).cpu())
         sums, largest = self.trainer.whole(sums, largest)
         n = max(float(sums[0]), 1.0)
-        names = ("d_bar", "d_square", "kl_k1", "kl_k3", "age", "d_policy", "d_engine")
+        names = ("d_bar", "d_square", "kl_k1", "kl_k3", "age", "cut", "d_policy", "d_engine")
         found = dict(zip(names, (sums[1:] / n).tolist(), strict=True))
         if before is None:
             del found["d_policy"], found["d_engine"]
@@ -220,7 +232,7 @@ class Rank:
         return True, found
 
     def save(self, folder: str, extra: dict) -> str:
-        """A checkpoint; `extra` comes back from `load`. Kept weights are for the same layout only."""
+        """A checkpoint with the `extra` of rank 0. Kept weights are for the same layout only."""
         if self.kept:
             Path(folder).mkdir(parents=True, exist_ok=True)
             write(self._kept_file(folder), lambda part: torch.save(self.kept, part))

@@ -70,13 +70,14 @@ class TrainerSpec(Strict):
     optimizer_offload: bool = False
     """Adam, its float32 weights and its moments on the host; needs a GPU."""
     quantile: str = "each_step"
-    """When whole-batch numbers are found: each_step, pre_step, ema or local."""
+    """When whole-batch numbers are found: each_step, ema or local."""
     keep_weights: bool = False
     """Keep the weights of every version in use, on the CPU: splits d into policy and engine, and `proximal = "rollout"` works."""
 
     @model_validator(mode="after")
     def _fits(self):
-        check_name("quantile", self.quantile, QUANTILES)
+        one_step = [x for x in QUANTILES if x != "pre_step"]  # a batch has no second step
+        check_name("quantile", self.quantile, one_step)
         if self.ranks % (self.tp * self.pp):
             raise ValueError(f"{self.ranks} ranks cannot be shared by tp {self.tp} x pp {self.pp}")
         if (self.ranks // self.pp) % self.ep:
@@ -123,7 +124,7 @@ class EngineWorld(Strict):
     gpu_gb: Annotated[float, Field(gt=0)] = 80.0
     """Memory of a GPU, in 1e9 bytes: 80 (H100) or 141 (H200)."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
-    """Optimizer steps between checkpoints; 0 keeps none."""
+    """Optimizer steps between checkpoints; 0 keeps none, and a run that is stopped starts anew."""
     token_log_every: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps between files of the token log; 0 writes none."""
     evaluate_every: Annotated[int, Field(ge=0)] = 0

@@ -37,14 +37,17 @@ class Session:
     def __init__(self):
         self.world, self.places, self.pool, self.ranks = None, None, None, []
 
-    def fit(self, world: EngineWorld, folder: Path) -> None:
-        """Make them those of `world`, whose weights are like those in `folder`; keep what fits."""
+    def fit(self, world: EngineWorld, folder: Path, seed: int) -> None:
+        """Make them those of `world`, whose weights are like those in `folder`; keep what fits.
+
+        `seed` is for engines that are started.
+        """
         before, self.world = self.world, world
         if self.pool is None or _kept(before) != _kept(world):
             self.close()
             self.places = Places(world, START)
             self.pool = Pool(str(folder), world.engine, self.places.engine)
-        self.pool.folder, self.pool.spec = str(folder), world.engine
+        self.pool.folder, self.pool.spec, self.pool.seed = str(folder), world.engine, seed
         if len(self.ranks) != world.trainer.ranks:
             self._drop_ranks()
             joined = self._start_ranks(world.trainer.ranks)
@@ -84,6 +87,11 @@ class Session:
                 late = [i for i, end in enumerate(ends) if end is None]
                 why = f"ranks {late} gave no answer within {timeout:g} s"
             raise RunError(f"{what}: trainer {why}") from error
+
+    def save(self, folder: str, extra: dict, what: str) -> str:
+        """A checkpoint of all ranks; `extra` goes to the first one alone."""
+        refs = [rank.save.remote(folder, {} if i else extra) for i, rank in enumerate(self.ranks)]
+        return self.finish(refs, what)[0]
 
     def weights(self, what: str):
         """The reference of the whole checkpoint; it stays where rank 0 is."""

@@ -3,9 +3,21 @@
     task = make("reasoning_gym", tokenizer, seed=0, dataset="chain_sum", max_terms=2, max_digits=1)
     prompt = task.prompt(i)                              # pure in (seed, i): a run resumes at any i
     rewards = task.rewards([prompt], [[1, 2, 3, ...]])   # of token ids
+    task.size                                            # prompts of an epoch
+    task.counts                                          # {} or {"timeout": 0, ...}
     task.close()
 
-The prompts of a task are a fixed list; every epoch goes once through it, in an order of its own.
+The prompts of a task are a fixed list; every epoch goes once through it, in an order of its own
+(balanced math problems: through each file).
+
+Every task takes `limit`, the largest number of tokens a prompt may have after the chat template:
+engines refuse a prompt that leaves no room for max_new_tokens in the model's context. None is no
+limit.
+
+`counts` are totals of the task object since it was made, so they never fall, and a resumed run
+counts from 0: problems left out for their length ("long"), and answers that could not be checked and
+scored 0, because the check hung ("timeout"), ended its process ("crash"), or could not read the right
+answer ("unreadable"). A task where none of this can happen has no counts.
 """
 
 from __future__ import annotations
@@ -20,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from scaleup import weights
-from scaleup.problems import problems
+from scaleup.problems import Problem, problems
 from scaleup.verify import Judges
 from simlab.arguments import check_name
 
@@ -35,11 +47,14 @@ class Prompt:
 
 
 class Order:
-    """Item number i of an endless stream over n items; each epoch is a permutation of its own."""
+    """Item number i of an endless stream over n items; each epoch is a permutation of its own.
 
-    def __init__(self, n: int, seed: int):
+    Streams of one seed and different `part` are independent.
+    """
+
+    def __init__(self, n: int, seed: int, part: int = 0):
         self.n = n
-        self._epoch = lru_cache(2)(lambda e: np.random.default_rng([seed, e]).permutation(n))
+        self._epoch = lru_cache(2)(lambda e: np.random.default_rng([seed, e, part]).permutation(n))
 
     def __call__(self, i: int) -> int:
         epoch, place = divmod(i, self.n)
@@ -51,14 +66,18 @@ class Residue:
 
     The prompt is (k, 8 + k, 16 + k). Reward: the share of the answer's tokens whose id mod 8 is k,
     0 for no tokens. Chance is 1/8 where the vocabulary is a multiple of 8. No tokenizer, no stop
-    token. Eight prompts in a row that start at a multiple of 8 hold every k once.
+    token. Eight prompts in a row that start at a multiple of 8 hold every k once. Raises ValueError
+    for a `limit` below 3.
     """
 
     eos = None
-    counts: dict[str, int] = {}  # noqa: RUF012  stays empty: nothing can fail
 
-    def __init__(self, tokenizer=None, *, seed: int = 0):
+    def __init__(self, tokenizer=None, *, seed: int = 0, limit: int | None = None):
+        if limit is not None and limit < 3:
+            raise ValueError(f"residue: a prompt has 3 tokens, and the limit is {limit}")
+        self.size = 8
         self._order = Order(8, seed)
+        self.counts: dict[str, int] = {}
 
     def prompt(self, i: int) -> Prompt:
         """Prompt number i of the run."""
@@ -87,28 +106,40 @@ class TextTask:
     message of the system. Raises ValueError without a tokenizer or without a template.
     """
 
-    def __init__(self, tokenizer, chat: bool = True, system: str | None = None):
+    def __init__(
+        self,
+        tokenizer,
+        chat: bool = True,
+        system: str | None = None,
+        limit: int | None = None,
+    ):
         if tokenizer is None:
             raise ValueError("this task needs a tokenizer, and the model's folder has none")
         if chat and not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; say chat = false for plain text")
-        self.tokenizer, self.chat, self.system = tokenizer, chat, system
+        self.tokenizer, self.chat, self.system, self.limit = tokenizer, chat, system, limit
         self.eos: int | None = tokenizer.eos_token_id
         self.counts: dict[str, int] = {}
 
-    def encode(self, messages: list[dict[str, str]], answer: object) -> Prompt:
-        """A prompt of messages of roles and contents, open for the answer."""
+    def text(self, messages: list[dict[str, str]]) -> str:
+        """Messages of roles and contents as one text, open for the answer."""
         if self.system is not None:
             messages = [{"role": "system", "content": self.system}, *messages]
-        if self.chat:
-            text = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
-            )
-        else:
-            text = "\n".join(message["content"] for message in messages)
+        if not self.chat:
+            return "\n".join(message["content"] for message in messages)
+        return self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text."""
         # the template writes the special tokens itself
-        ids = self.tokenizer.encode(text, add_special_tokens=not self.chat)
-        return Prompt(ids, answer, text)
+        return self.tokenizer(texts, add_special_tokens=not self.chat)["input_ids"]
+
+    def encode(self, messages: list[dict[str, str]], answer: object) -> Prompt:
+        """A prompt of messages of roles and contents, open for the answer."""
+        text = self.text(messages)
+        return Prompt(self.ids([text])[0], answer, text)
 
     def decode(self, output: Sequence[int]) -> str:
         """Text of an answer, without special tokens."""
@@ -149,7 +180,8 @@ class ReasoningGym(TextTask):
     `size` problems make an epoch. `extract` says what of the text is the answer: last_number,
     tagged (<answer>...</answer>) or text. Their scores give part of the reward to an answer that
     only contains the right one ("14" for "4" is worth .5); `exact=True` pays for full scores only.
-    Other options are those of the generator. Raises ValueError for one that it does not take.
+    Other options are those of the generator. Raises ValueError for one that it does not take, and
+    where a prompt of more than `limit` tokens is asked for.
     """
 
     def __init__(
@@ -163,9 +195,10 @@ class ReasoningGym(TextTask):
         exact: bool = False,
         chat: bool = True,
         system: str | None = None,
+        limit: int | None = None,
         **options,
     ):
-        super().__init__(tokenizer, chat, system)
+        super().__init__(tokenizer, chat, system, limit)
         from reasoning_gym import create_dataset
 
         check_name("extract", extract, EXTRACT)
@@ -175,12 +208,18 @@ class ReasoningGym(TextTask):
             self._data = create_dataset(dataset, seed=theirs, size=size, **options)
         except (TypeError, ValueError, AssertionError) as error:
             raise ValueError(f"reasoning_gym: {dataset} {options}: {error}") from None
-        self._order, self._extract, self._exact = Order(size, seed), EXTRACT[extract], exact
+        self.size, self._order = size, Order(size, seed)
+        self._extract, self._exact = EXTRACT[extract], exact
 
     def prompt(self, i: int) -> Prompt:
         """Prompt number i of the run; its answer is reasoning-gym's whole entry."""
         entry = self._data[self._order(i)]
-        return self.encode([{"role": "user", "content": entry["question"]}], entry)
+        prompt = self.encode([{"role": "user", "content": entry["question"]}], entry)
+        if self.limit is not None and len(prompt.ids) > self.limit:
+            raise ValueError(
+                f"reasoning_gym: prompt {i} has {len(prompt.ids)} tokens, and the limit is {self.limit}"
+            )
+        return prompt
 
     def rewards(self, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]]) -> list[float]:
         """One reward in [0, 1] for each answer of token ids; prompts[j] belongs to outputs[j]."""
@@ -194,36 +233,69 @@ class ReasoningGym(TextTask):
 class Math(TextTask):
     """Math problems from files, answers checked by math-verify (scaleup/verify.py): 1 or 0.
 
-    `files` are parquet files or JSON lines. `prompt` and `answer` name the columns, for a single
-    file in a table: `{path = "...", prompt = "...", answer = "..."}`. The defaults are those of
-    DAPO-Math-17k; Dolci-RL-Zero-Math-7B has `answer = "ground_truth"`. All problems are shuffled
-    together, so files mix by size and every problem comes once an epoch. `unique=True` drops a
-    problem whose prompt was there before. `expect` is the number of problems there must be. An
-    answer that cannot be checked within `timeout` seconds, or whose check ends its process, is worth
-    0; `counts` says how many. Raises ValueError naming file, row (the first is 0) and column.
+    `files` are parquet files (local, or `hf://datasets/...` of the Hugging Face hub) or JSON lines.
+    `prompt` and `answer` name the columns, for a single file in a table: `{path = "...", prompt =
+    "...", answer = "..."}`. The defaults are those of DAPO-Math-17k; Dolci-RL-Zero-Math-7B has
+    `answer = "ground_truth"`. `unique=True` drops a problem whose prompt was there before. `expect`
+    is the number of problems there must be then. Problems whose prompts have more than `limit`
+    tokens are left out after that.
+
+    All problems are shuffled together, so files mix by size and every problem comes once an epoch.
+    `balanced=True` draws from the files in turn: each file gives every n-th prompt of n files, in a
+    shuffled order and with epochs of its own, so a smaller file comes round sooner. The SAT paper
+    (2607.18722, App. F) says "balanced sampling" and does not define it; this is one reading.
+
+    An answer that cannot be checked within `timeout` seconds, or whose check ends its process, is
+    worth 0; `counts` says how many. Raises ValueError naming file, row (the first is 0) and column,
+    and where no problem is left (`balanced`: of any file).
     """
 
     def __init__(
         self,
         tokenizer,
         *,
-        files: str | Sequence[str | dict],
+        files: str | dict | Sequence[str | dict],
         seed: int = 0,
         prompt: str = "prompt",
         answer: str = "reward_model.ground_truth",
         expect: int | None = None,
         unique: bool = False,
+        balanced: bool = False,
         workers: int = 2,
         timeout: float = 10.0,
         verifier: str = "scaleup.verify:math_verify",
         chat: bool = True,
         system: str | None = None,
+        limit: int | None = None,
     ):
-        super().__init__(tokenizer, chat, system)
-        self._problems = problems(files, prompt, answer, unique, expect)
-        self._order = Order(len(self._problems), seed)
+        super().__init__(tokenizer, chat, system, limit)
+        parts = problems(files, prompt, answer, unique, expect)
+        found, parts = sum(map(len, parts)), [self._short(part) for part in parts]
+        self.size = left = sum(map(len, parts))
+        if not left:
+            raise ValueError(f"math: all {found} prompts have more than {limit} tokens, the limit")
+        if not balanced:
+            parts = [[problem for part in parts for problem in part]]
+        if not all(parts):
+            raise ValueError(
+                f"math: balanced draws from every file, but no problem is left of file number "
+                f"{parts.index([])} (the first is 0)"
+            )
+        self._parts = [(part, Order(len(part), seed, k)) for k, part in enumerate(parts)]
         self._judges = Judges(workers, timeout, verifier)
-        self.counts = self._judges.counts
+        self.counts = self._judges.counts  # the same dict: it goes on counting
+        self.counts["long"] = found - left
+
+    def _short(self, part: list[Problem]) -> list[Problem]:
+        """The problems whose prompts are within the limit."""
+        if self.limit is None:
+            return part
+        kept = []
+        for i in range(0, len(part), 1024):  # batches are fast; a single one would be large
+            some = part[i : i + 1024]
+            ids = self.ids([self.text(messages) for messages, _ in some])
+            kept += [p for p, its in zip(some, ids, strict=True) if len(its) <= self.limit]
+        return kept
 
     @property
     def timeouts(self) -> int:
@@ -232,7 +304,9 @@ class Math(TextTask):
 
     def prompt(self, i: int) -> Prompt:
         """Prompt number i of the run."""
-        return self.encode(*self._problems[self._order(i)])
+        place, k = divmod(i, len(self._parts))
+        part, order = self._parts[k]
+        return self.encode(*part[order(place)])
 
     def rewards(self, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]]) -> list[float]:
         """One reward, 0 or 1, for each answer of token ids; prompts[j] belongs to outputs[j]."""

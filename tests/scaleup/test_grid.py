@@ -7,8 +7,10 @@ import polars as pl
 import pytest
 
 from scaleup import grid
+from scaleup.metrics import claim
 from scaleup.recipe import differs, load
 from simlab.config import RunError
+from simlab.page import commit
 
 STEPS = 16  # the last eighth are two of them
 
@@ -23,20 +25,19 @@ def row(cell, step):
     """A line of metrics.jsonl. SAT gains .25 at lag 1 with every seed, and at lag 8 with even ones."""
     gain = 0.25 if cell.lag == "1" or cell.seed % 2 == 0 else -0.25
     reward = 0.5 * step / STEPS + 0.01 * cell.seed + gain * (cell.arm.name == "sat")
-    found = {"step": step, "reward": reward, "active": 0.75, "updated": step != 3, "d_max": 0.5}
+    found = {"step": step, "reward": reward, "cut": 0.25, "updated": step != 3, "d_max": 0.5}
     found |= {"d_bar": 0.1, "kl_k3": 0.01, "age": 1.0, "age_max": int(cell.lag), "seconds": 60.0}
     return found | ({"gate_rate": 0.1} if cell.arm.name == "sat" else {})
 
 
 def finish(spec, folder):
-    """Runs of a recipe, as `compare` leaves them."""
+    """Runs of a recipe, as they leave their folders."""
     for cell in spec.cells():
         at = folder / "cells" / cell.name
         at.mkdir(parents=True)
         lines = [json.dumps(row(cell, step)) + "\n" for step in range(STEPS)]
         (at / "metrics.jsonl").write_text("".join(lines))
-        made = {"settings": cell.fixed(), "commit": "abc", "version": "1"}
-        (at / "done.json").write_text(json.dumps(made))
+        claim(at, cell)
     return folder
 
 
@@ -67,6 +68,7 @@ def test_summary(idle, tmp_path):
     assert said[1].startswith("1 of 2 differences have a Student-t interval")
     rows = pl.read_parquet(tmp_path / "results.parquet")
     assert len(rows) == 16 * STEPS
+    assert rows["commit"].unique().to_list() == [commit()]
     assert {"arm", "arguments", "lag", "replay", "seed", "commit", "version"} <= set(rows.columns)
 
 
@@ -95,15 +97,17 @@ def test_a_folder_of_other_runs(idle, tmp_path):
     """The setting that differs is named; what only says how often a run writes may differ."""
     finish(recipe(), tmp_path)
     grid.compare(recipe(world__engine__restarts=5, world__token_log_every=3), "mine", tmp_path)
-    with pytest.raises(RunError, match=r"seed0: holds a run with another training\.lr; choose"):
+    with pytest.raises(RunError, match=r"seed0: holds another run, its training\.lr differs; cho"):
         grid.compare(recipe(training__lr=1e-3), "mine", tmp_path)
 
 
 def test_only_what_is_missing_is_run(tmp_path, monkeypatch):
-    """A run without done.json is done again, and no other."""
+    """A run that lacks its last step goes on, and no other."""
     spec = recipe()
     lost = spec.cells()[5]
-    (finish(spec, tmp_path) / "cells" / lost.name / "done.json").unlink()
+    path = finish(spec, tmp_path) / "cells" / lost.name / "metrics.jsonl"
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))
     asked = []
 
     class Cluster:
@@ -113,7 +117,12 @@ def test_only_what_is_missing_is_run(tmp_path, monkeypatch):
             assert world == spec.world
 
         def __enter__(self):
-            return lambda cell, folder: asked.append((cell, folder)) or ()
+            def run(cell, folder):
+                asked.append((cell, folder))
+                yield row(cell, STEPS - 1)
+                path.write_text(whole)
+
+            return run
 
         def __exit__(self, *error):
             pass
@@ -121,7 +130,6 @@ def test_only_what_is_missing_is_run(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "cluster", Cluster)
     grid.compare(spec, "mine", tmp_path)
     assert asked == [(lost, tmp_path / "cells" / lost.name)]
-    assert json.loads((tmp_path / "cells" / lost.name / "done.json").read_text())["settings"]
 
 
 def test_ages_and_mismatch_come_from_the_token_log(idle, tmp_path):

@@ -1,8 +1,10 @@
 """The memory calculator: counts against models that were built, the recipes, and what is refused."""
 
 import math
+import pickle
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from scaleup.layouts import config
 from scaleup.model import Layout, transformer_config
 from scaleup.qwen import QWEN3_30B_A3B
 from scaleup.recipe import RECIPES, TrainerSpec, load
+from scaleup.responses import Response
+from scaleup.rollout import Sample
 from simlab.config import ConfigError
 from simlab.stabilizers import bind
 
@@ -82,7 +86,6 @@ def built(layout, dtype, replay="none", **build):
     """Bytes on this rank after a step: of the trainer's parts, and of a batch by token of the row."""
     from scaleup.model import build as build_model
     from scaleup.model import start
-    from scaleup.responses import Response
     from scaleup.train import Settings, Trainer
 
     start(Layout(**layout))
@@ -116,7 +119,21 @@ def built(layout, dtype, replay="none", **build):
         "gradients": sum(p.main_grad.nbytes for p in parameters),
         "Adam": adam,
         "token": nbytes([x for x in tensors if torch.is_tensor(x)]) / p.tokens.shape[1],
+        "saved": sum(gathered(trainer)),
     }
+
+
+def gathered(trainer):
+    """Bytes of every new tensor that a checkpoint makes of Adam's state, before it is written."""
+    from scaleup.checkpoint import _optimizers
+
+    for optimizer in _optimizers(trainer):
+        state = optimizer.get_parameter_state_dp_zero(
+            use_gloo_comm=True, return_on_all_ranks=True
+        )  # as `fully_reshardable` asks, with the group of a CPU
+        for buffer in (x for x in state.values() if isinstance(x, dict)):
+            for each in buffer.values():
+                yield sum(x.nbytes for x in each.values() if torch.is_tensor(x))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -128,6 +145,9 @@ def test_bytes_of_a_trainer(two, layout, dtype):
     for name in ("weights", "gradients"):
         assert [x[name] for x in found] == [wanted[name]] * 2
     assert sum(x["Adam"] for x in found) == 2 * wanted["Adam"]  # the cut is even up to a padding
+    of_rank = memory.GATHERED * wanted["gradients"] // 4
+    # every rank holds all, not its shard; a parameter is padded to 64 numbers
+    assert [x["saved"] for x in found] == pytest.approx([of_rank] * 2, rel=1e-3)
 
 
 @pytest.mark.parametrize("replay", ["none", "r2", "r3"])
@@ -200,6 +220,124 @@ def test_an_engine_by_hand():
         assert found.token == cached
         assert found.tokens == int((0.85 * 80e9 - held) / cached)
         assert found.answers == found.tokens // 33_792
+
+
+# ---------------------------------------------------------------- the host
+@pytest.mark.parametrize(
+    ("lag", "most", "saved"),
+    [("0", 1, 0), ("1", 2, 1), ("8", 16, 12), ("fully_async:max_age=3", 4, 3)],
+)
+def test_batches_that_wait(lag, most, saved):
+    """Lag 8 begins 0 to 15 at once, and trains four of 16 to 31 before the save after step 20."""
+    assert memory.waiting(lag, 544, 20) == (most, saved)
+    assert memory.waiting(lag, 544) == (most, 0)
+    assert memory.waiting(lag, 1) == (1, 0)  # no more than are trained on
+
+
+def one(P=200, T=1800, experts=128):
+    """A Sample of Qwen3-30B-A3B as an engine hands it over, and its config."""
+    hf = QWEN3_30B_A3B | {"num_experts": experts}
+    ids = torch.randint(300, 150_000, (P + T,)).tolist()
+    routed = torch.zeros(P + T - 1, 48, 8, dtype=weights.narrow(experts))
+    return hf, Sample(
+        ids[:P], ids[P:], torch.zeros(T), torch.zeros(T, dtype=torch.int64), routed, "stop", 0
+    )
+
+
+def answered(s):
+    """The Response that the controller makes of a Sample."""
+    return Response(
+        torch.tensor(s.prompt + s.output), len(s.prompt), s.logp_mu, 1.0, experts=s.experts,
+        fields={"age": 5 - s.version},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("experts", [128, 512])
+def test_bytes_of_an_answer(experts):
+    """A Sample and a Response, to 1 percent: one token less has experts, a list has a head."""
+    hf, s = one(experts=experts)
+    ids = s.prompt + s.output
+    lists = sum(map(sys.getsizeof, (s.prompt, s.output, *ids)))
+    held = nbytes([s.logp_mu, s.version, s.experts])
+    assert memory.sample(hf, 2000, 1800) == pytest.approx(lists + held, rel=0.01)
+    r = answered(s)
+    held = nbytes([r.tokens, r.logp_mu, r.experts, r.fields["age"]])
+    assert memory.response(hf, 2000, 1800) == pytest.approx(held, rel=0.01)
+
+
+def test_tensors_are_pickled_in_the_stream():
+    """Nothing beside it, even where asked for: a writer holds it twice, a reader once beside the tensors."""
+    hf, s = one()
+    batch, beside = [answered(one()[1]) for _ in range(16)], []
+    size = 16 * memory.response(hf, 2000, 1800)
+    pickle.loads(pickle.dumps(batch[:1], protocol=5))  # imports
+    tracemalloc.start()  # sees bytes, not tensors
+    stream = pickle.dumps(batch, protocol=5, buffer_callback=beside.append)
+    wrote, peak = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    back = pickle.loads(stream, buffers=beside)
+    read = tracemalloc.get_traced_memory()[1] - wrote
+    tracemalloc.stop()
+    assert not beside
+    assert len(stream) == pytest.approx(size, rel=0.02)
+    assert peak == pytest.approx(2 * size, rel=0.1)
+    assert read == pytest.approx(size, rel=0.1)
+    assert back[0].experts.data_ptr() != batch[0].experts.data_ptr()
+    assert len(pickle.dumps([s])) < 1.02 * size / 16  # a checkpoint's, of samples
+
+
+def test_the_host_of_the_cluster():
+    """Qwen3-30B-A3B at lag 8, by hand: what waits, what the ranks read, and what is printed."""
+    (node,) = memory.fits(load(CLUSTER)).hosts
+    assert (node.ranks, node.engines) == (4, 1)
+    of_sample = 32_768 * (36 + 48 * 8) + 31_744 * (4 + 8)
+    of_batch = 4096 * (32_768 * (8 + 48 * 8) + 31_744 * (4 + 8))
+    assert node.always["answers of 16 batches"] == 16 * 4096 * of_sample == 926_907_629_568
+    assert node.always["Adam"] == 4 * 16 * 7_642_626_048
+    assert node.always["weights kept by ranks"] == 4 * 2 * 2 * 7_642_626_048
+    step, _, _, read, written = node.moments.values()
+    assert list(step.values()) == [of_batch, 4 * 2 * of_batch]
+    assert list(read.values()) == [12 * of_batch, 12 * (of_batch + 4096 * of_sample)]
+    assert written["Adam, gathered"] == 4 * 12 * 7_642_626_048
+    whole = 2 * 30_532_122_624
+    assert node.moments["a push, from rank 0"] == {"new weights, pickled": 3 * whole}
+    assert node.moments["a push, to engines"] == {"new weights in engines": 2 * whole}
+    assert node.store == whole + 12 * of_batch
+    moments = [sum(x.values()) for x in node.moments.values()]
+    assert node.need == sum(node.always.values()) + max(moments)
+    lines = [" ".join(x.split()) for x in memory.plan(load(CLUSTER)).splitlines()]
+    assert (
+        "answers of 16 batches, GB 926.9 231.7" in lines
+    )  # a quarter of it at a quarter of the length
+    lag_1 = memory.fits(load(CLUSTER, {"lags": ["1"]})).hosts[0].always
+    assert lag_1["answers of 2 batches"] == 2 * 4096 * of_sample
+
+
+def test_the_hosts_of_several_nodes():
+    """Ranks and engines as they are packed; the controller's answers and rank 0's weights once."""
+    found = memory.fits(load(CLUSTER + "_32gpu")).hosts
+    assert [(x.ranks, x.engines) for x in found] == [(8, 0), (8, 0), (0, 2), (0, 2)]
+    assert [x.always["answers of 16 batches"] > 0 for x in found] == [True, False, False, False]
+    assert [x.moments["a push, from rank 0"]["new weights, pickled"] > 0 for x in found] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    whole = 2 * 30_532_122_624
+    assert [x.store - x.always["weights in Ray's store"] > 0 for x in found] == [1, 1, 0, 0]
+    assert found[3].moments["a push, to engines"]["new weights in engines"] == 2 * 2 * whole
+
+
+def test_a_gpu_that_saves():
+    """Weights, gradients, the reserve, and the experts' float32 numbers sent and received; said aloud."""
+    at = of_trainer({}, CLUSTER)
+    expert = 28_991_029_248 // 4
+    assert at.saving == (2 + 4) * 7_642_626_048 + 4e9 + 4 * 2 * expert
+    text = memory.plan(load(CLUSTER))
+    assert "107.8!" in text
+    assert "more than a GPU has" in text
+    large = memory.plan(load(CLUSTER, {"world.gpu_gb": 141}))
+    assert "107.8" in large
+    assert "more than a GPU has" not in large
+    assert "to save" not in memory.plan(load(CLUSTER, {"world.checkpoint_every": 0}))
 
 
 # ---------------------------------------------------------------- recipes

@@ -2,11 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
+from scaleup import recipe
 from scaleup.problems import problems
 from scaleup.tasks import EXTRACT, Order, Prompt, check_tokenizer, load_tokenizer, make
 from scaleup.verify import Judges, last_boxed
@@ -52,6 +54,7 @@ def test_each_epoch_holds_every_item_once_in_an_order_of_its_own():
     late = Order(50, seed=3)  # a run that resumes in the third epoch, backwards
     assert [late(i) for i in reversed(range(100, 150))] == epochs[2][::-1]
     assert [Order(50, seed=4)(i) for i in range(50)] != epochs[0]
+    assert [Order(50, seed=3, part=1)(i) for i in range(50)] != epochs[0]
 
 
 def test_residue():
@@ -68,6 +71,7 @@ def test_residue():
     uniform = np.random.default_rng(0).integers(512, size=(64, 500)).tolist()
     assert abs(np.mean(task.rewards([three] * 64, uniform)) - 0.125) < 0.01
     assert task.eos is None
+    assert task.counts == {}
     with pytest.raises(ValueError, match="zip"):
         task.rewards([three], answers)
 
@@ -120,6 +124,7 @@ def test_reasoning_gym(tokenizer):
     assert whole.rewards([four], [said(tokenizer, "4")]) == [1]  # without the stop token
     assert task.eos == tokenizer.eos_token_id
     assert task.largest_token() == 260
+    assert task.counts == {}
 
 
 def test_seeds_of_reasoning_gym_share_no_stream(tokenizer):
@@ -137,6 +142,7 @@ def test_seeds_of_reasoning_gym_share_no_stream(tokenizer):
     [
         ("chess", {}, "no task 'chess'; there are residue, reasoning_gym, math"),
         ("residue", {"size": 3}, "task residue: got an unexpected keyword argument 'size'"),
+        ("residue", {"limit": 2}, "residue: a prompt has 3 tokens, and the limit is 2"),
         ("math", {}, "task math: missing a required"),
         ("reasoning_gym", {"dataset": "nope"}, "reasoning_gym: nope {}: .*not registered"),
         ("reasoning_gym", {"dataset": "chain_sum", "terms": 2}, "keyword argument 'terms'"),
@@ -166,6 +172,24 @@ def test_a_text_task_needs_a_tokenizer_with_a_template(tokenizer):
     assert tokenizer.decode(prompt.ids) == "<|start|>" + prompt.text  # a template writes its own
     chat = make("reasoning_gym", tokenizer, dataset="chain_sum", system="Be brief.")
     assert chat.prompt(0).text.startswith("<|system|>Be brief.<|end|><|user|>")
+
+
+def test_a_prompt_that_is_too_long_is_refused(tokenizer):
+    """The limit itself is not too long; the sentence names prompt, length and limit."""
+    make("residue", limit=3)
+    options = {"dataset": "chain_sum", "size": 50}
+    sizes = [len(make("reasoning_gym", tokenizer, **options).prompt(i).ids) for i in range(50)]
+    assert min(sizes) < max(sizes)
+    task = make("reasoning_gym", tokenizer, limit=max(sizes) - 1, **options)
+    for i, size in enumerate(sizes):
+        if size < max(sizes):
+            assert len(task.prompt(i).ids) == size
+        else:
+            sentence = f"reasoning_gym: prompt {i} has {size} tokens, and the limit is {size - 1}$"
+            with pytest.raises(ValueError, match=sentence):
+                task.prompt(i)
+    task = make("reasoning_gym", tokenizer, limit=max(sizes), **options)
+    assert [len(task.prompt(i).ids) for i in range(50)] == sizes
 
 
 def test_a_tokenizer_of_another_model_is_found(tokenizer, tmp_path):
@@ -229,12 +253,153 @@ def test_math_files_are_mixed_and_every_problem_comes_once_an_epoch(tokenizer, t
     task.close()
 
 
+def numbers(task, numbers):
+    """The right answers of prompts of these numbers, as numbers."""
+    return [int(task.prompt(i).answer) for i in numbers]
+
+
+def test_balanced_draws_from_the_files_in_turn(tokenizer, tmp_path):
+    """Each file equally often in any window, its problems once in each of its own epochs."""
+    sizes, starts = (12, 12, 6), (0, 100, 200)
+    files = [dapo(tmp_path / f"{s}.parquet", n, s) for n, s in zip(sizes, starts, strict=True)]
+
+    def new(seed=4):
+        return make("math", tokenizer, files=files, seed=seed, balanced=True, expect=30)
+
+    task = new()
+    stream = numbers(task, range(180))
+    of = [number // 100 for number in stream]
+    for length in (3, 30, 31):
+        for start in range(180 - length):
+            counts = [of[start : start + length].count(k) for k in range(3)]
+            assert max(counts) - min(counts) <= length % 3
+    for k, (n, first) in enumerate(zip(sizes, starts, strict=True)):
+        own = [number for number in stream if number // 100 == k]
+        epochs = [own[i : i + n] for i in range(0, 60, n)]
+        assert all(sorted(epoch) == list(range(first, first + n)) for epoch in epochs)
+        assert len(set(map(tuple, epochs))) == len(epochs)  # an order of its own each
+    assert [n % 100 for n in stream[0:36:3]] != [
+        n % 100 for n in stream[1:36:3]
+    ]  # of each file too
+    late = new()  # a run that resumes: asked backwards, from the middle, with gaps
+    assert numbers(late, range(179, 90, -7)) == stream[179:90:-7]
+    assert numbers(late, range(90, 120)) == stream[90:120]
+    assert numbers(new(seed=5), range(30)) != stream[:30]
+    with pytest.raises(ValueError, match="no problem is left of file number 1"):
+        make("math", tokenizer, files=[files[0]] * 2, unique=True, balanced=True)
+
+
+def test_math_leaves_out_prompts_that_are_too_long(tokenizer, tmp_path):
+    """Counted after `expect`, with the template; the limit itself is not too long."""
+    size = [1 + i % 30 for i in range(1200)]
+    rows = [{"prompt": "x" * n, "ground_truth": str(i)} for i, n in enumerate(size)]
+    files = [dolci(tmp_path / "a.jsonl", rows)]
+    frame = len(tokenizer.encode("<|user|><|end|><|assistant|>", add_special_tokens=False))
+    for limit in (30, 29, 1):
+        task = make("math", tokenizer, files=files, expect=1200, limit=limit + frame)
+        short = [i for i, n in enumerate(size) if n <= limit]
+        counts = {"timeout": 0, "crash": 0, "unreadable": 0, "long": 1200 - len(short)}
+        assert task.counts == counts
+        assert sorted(numbers(task, range(len(short)))) == short
+    assert len(task.prompt(0).ids) == 1 + frame
+    framed = make("math", tokenizer, files=files, limit=12, chat=False, system="sys")
+    assert framed.counts["long"] == 1200 - 7 * 40  # the start, sys, a line end, and 7 tokens
+    for limit in (frame, 0, -5):
+        with pytest.raises(ValueError, match=f"all 1200 prompts have more than {limit} tokens"):
+            make("math", tokenizer, files=files, limit=limit)
+    pair = [*files, dapo(tmp_path / "b.parquet", 5)]
+    assert make("math", tokenizer, files=pair, limit=frame + 1).counts["long"] == 1200 - 40 + 5
+    with pytest.raises(ValueError, match="no problem is left of file number 1"):
+        make("math", tokenizer, files=pair, limit=frame + 1, balanced=True)
+
+
+def moved(options, folder):
+    """Task options of a recipe with its files in a folder, and their paths there."""
+    tables = [{"path": f} if isinstance(f, str) else dict(f) for f in options["files"]]
+    paths = [folder / Path(table["path"]).name for table in tables]
+    for table, path in zip(tables, paths, strict=True):
+        table["path"] = str(path)
+    return options | {"files": tables}, paths
+
+
+@pytest.mark.parametrize("kind", ["text and list", "messages and text"])
+def test_the_recipe_reads_its_files(tokenizer, tmp_path, kind):
+    """Files with the columns of DAPO and Dolci under the recipe's names, by its own options."""
+    world = recipe.load("qwen3_30b_a3b").world
+    options, (first, second) = moved(world.task_options, tmp_path)
+    assert "dapo" in first.name
+    assert "dolci" in second.name
+    dapo(first, 6)
+    rows = [(f"And {i}?", str(i)) for i in range(100, 104)]
+    if kind == "text and list":
+        rows = [{"prompt": text, "ground_truth": [right]} for text, right in rows]
+    else:
+        rows = [
+            {"prompt": [{"content": text, "role": "user"}], "ground_truth": right}
+            for text, right in rows
+        ]
+    pl.DataFrame(rows).with_columns(dataset=pl.lit("math")).write_parquet(second)
+    with pytest.raises(ValueError, match="10 problems, expected 30712: 6 of "):
+        make(world.task, tokenizer, **options)
+    task = make(world.task, tokenizer, **options | {"expect": 10})
+    found = [task.prompt(i) for i in range(24)]
+    assert {int(p.answer) for p in found} == {*range(6), *range(100, 104)}
+    assert sum(int(p.answer) >= 100 for p in found) == 12  # balanced: half of each
+    for p in found:
+        word = "What is" if int(p.answer) < 100 else "And"
+        assert p.text == f"<|user|>{word} {p.answer}?<|end|><|assistant|>"
+
+
+def test_the_recipe_reads_its_evaluation(tokenizer, tmp_path):
+    """The 30 problems of AIME24 from a file that repeats them, each asked once."""
+    about = recipe.load("qwen3_30b_a3b").world.evaluation
+    options, (file,) = moved(about.task_options, tmp_path)
+    pl.concat([pl.read_parquet(dapo(file, 30))] * 3).write_parquet(file)
+    task = make(about.task, tokenizer, **options)
+    assert about.problems == 30
+    assert sorted(numbers(task, range(about.problems))) == list(range(30))
+    dapo(file, 29)
+    with pytest.raises(ValueError, match="29 problems, expected 30"):
+        make(about.task, tokenizer, **options)
+
+
+def test_files_of_the_hub_are_left_to_polars(tmp_path, monkeypatch):
+    """An hf:// path reaches polars as it is; what fails there, and other files, are one sentence."""
+    here, hub = dapo(tmp_path / "a.parquet", 3), "hf://datasets/some/name/data/train.parquet"
+    schema, read, asked = pl.read_parquet_schema, pl.read_parquet, []
+
+    def at_hub(function):
+        def local(file, **how):
+            asked.append(file)
+            return function(here, **how)
+
+        return local
+
+    monkeypatch.setattr(pl, "read_parquet_schema", at_hub(schema))
+    monkeypatch.setattr(pl, "read_parquet", at_hub(read))
+    assert [right for _, right in problems(hub)[0]] == ["0", "1", "2"]
+    assert asked == [hub, hub]
+    with pytest.raises(ValueError, match=f"^math: {hub} has no column 'ask', only data_source"):
+        problems({"path": hub, "prompt": "ask"})
+    for error in (pl.exceptions.ComputeError("no route\nmore"), OSError("no route")):
+
+        def fails(file, error=error):
+            raise error
+
+        monkeypatch.setattr(pl, "read_parquet_schema", fails)
+        with pytest.raises(ValueError, match=f"^math: {hub} cannot be read as parquet: no route$"):
+            problems(hub)
+    with pytest.raises(ValueError, match="of the Hugging Face hub only"):
+        problems("hf://datasets/some/name/x.jsonl")
+
+
 def test_the_number_of_problems_is_checked(tmp_path):
     """A file cut short, files with the same problems, no file at all."""
     a, b = dapo(tmp_path / "a.parquet", 5), dapo(tmp_path / "b.parquet", 4, start=3)
-    assert len(problems([a, b], expect=9)) == 9
-    assert len(problems([a, b], unique=True, expect=7)) == 7
-    assert len(problems(a)) == 5
+    assert list(map(len, problems([a, b], expect=9))) == [5, 4]
+    assert list(map(len, problems([a, b], unique=True, expect=7))) == [5, 2]
+    assert list(map(len, problems(a))) == [5]
+    assert list(map(len, problems({"path": a}))) == [5]
     with pytest.raises(ValueError, match="expected 8") as error:
         problems([a, b], expect=8)
     assert str(error.value) == (
@@ -283,7 +448,7 @@ def test_bad_files_are_one_sentence(tmp_path):
     for file, sentence in (
         (str(tmp_path / "none.parquet"), "there is no file"),
         (str(text), "row 0: no JSON"),
-        (str(fake), "is no parquet file"),
+        (str(fake), "cannot be read as parquet"),
         (
             {"path": dapo(tmp_path / "a.parquet", 2), "prompt": "ask"},
             "has no column 'ask', only data",
@@ -399,17 +564,21 @@ REAL = [
 def test_real_latex(tokenizer, tmp_path):
     """Fractions, intervals, 1,000, nested boxes through tokens and math-verify; a hopeless one ends."""
     data = dolci(tmp_path / "a.jsonl", [{"prompt": "?", "ground_truth": "1"}])
-    task = make("math", tokenizer, files=[data], workers=1, timeout=1.0)
+    task = make("math", tokenizer, files=[data], workers=1)
     prompts = [Prompt([], answer) for answer, _, _ in REAL]
     outputs = [said(tokenizer, text) for _, text, _ in REAL]
     found = dict(zip(REAL, task.rewards(prompts, outputs), strict=True))
     assert {case: reward for case, reward in found.items() if reward != case[2]} == {}
     assert task.timeouts == 0
+    task.close()
+    task = make("math", tokenizer, files=[data], workers=1, timeout=2.0)
     hopeless = [Prompt([], "5"), Prompt([], "5"), Prompt([], r"\text{}")]
     texts = [r"\boxed{9^{9^{9^{9^9}}}}", r"\boxed{5}", "5"]
     assert task.rewards(hopeless, [said(tokenizer, text) for text in texts]) == [0, 1, 0]
     assert task.timeouts == 1
-    assert task.counts == {"timeout": 1, "crash": 0, "unreadable": 1}
+    assert task.counts == {"timeout": 1, "crash": 0, "unreadable": 1, "long": 0}
+    assert task.rewards(hopeless[1:], [said(tokenizer, text) for text in texts[1:]]) == [1, 0]
+    assert task.counts["unreadable"] == 2  # totals
     task.close()
 
 
