@@ -28,12 +28,11 @@ from scaleup.weights import unwrap
 from megatron.core import dist_checkpointing  # isort: skip  after the shim of scaleup.model
 from megatron.core.dist_checkpointing.strategies import filesystem_async  # isort: skip
 
-STATE, EXTRA = "trainer.pt", "run.pt"
+STATE = "trainer.pt"
 
 
-def save(folder: str | Path, trainer: Trainer, extra: dict | None = None) -> Path:
-    """Write folder/step_N and return it; collective. `extra` (plain values, tensors), which the first
-    rank alone is asked for, comes back from `extra`. Raises ModuleNotFoundError without psutil."""
+def save(folder: str | Path, trainer: Trainer) -> Path:
+    """Write folder/step_N and return it; collective. Raises ModuleNotFoundError without psutil."""
     if importlib.util.find_spec("psutil") is None:
         raise ModuleNotFoundError("checkpoint: Megatron's writer needs psutil")
     final = Path(folder) / f"step_{trainer.iteration:08d}"
@@ -52,24 +51,16 @@ def save(folder: str | Path, trainer: Trainer, extra: dict | None = None) -> Pat
             "optimizers": len(_optimizers(trainer)),
         }
         torch.save(state, part / STATE)
-        torch.save(extra or {}, part / EXTRA)
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
     dist.barrier()
     return final
 
 
-def latest(folder: str | Path) -> Path | None:
-    """The whole checkpoint of the largest step, or None."""
-    return max((p for p in Path(folder).glob("step_*") if p.suffix != ".part"), default=None)
-
-
-def extra(path: str | Path) -> dict:
-    """The `extra` of a checkpoint. Raises ValueError for one that cannot be read."""
-    try:
-        return torch.load(Path(path) / EXTRA, weights_only=True)
-    except Exception as error:  # what a torn file raises depends on where it is torn
-        raise ValueError(f"{Path(path) / EXTRA}: is no state of a run ({error})") from error
+def latest(folder: str | Path, holding: str = STATE) -> Path | None:
+    """The checkpoint of the largest step that is whole and holds this file, or None."""
+    found = (p.parent for p in Path(folder).glob(f"step_*/{holding}"))
+    return max((p for p in found if p.suffix != ".part"), default=None)
 
 
 def load(path: str | Path, trainer: Trainer) -> None:
@@ -98,6 +89,8 @@ def _sharded(trainer: Trainer, loading: bool = False) -> dict:
     metadata = {
         "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
+        # gathered over gloo, on one host: a GPU has no room for the whole of Adam
+        "distrib_optim_fully_reshardable_mem_efficient": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
     for optimizer in _optimizers(trainer):

@@ -36,7 +36,9 @@ from scaleup.session import Session
 from scaleup.tasks import load_tokenizer, make
 from simlab.advantages import ADVANTAGES
 from simlab.config import RunError
+from simlab.page import write
 
+STATE = "run.pt"  # of a checkpoint: written last, so that one that holds it is whole
 UNSEEN = 1_000_003  # the seed of evaluations, which no run trains on
 
 
@@ -126,8 +128,9 @@ class Controller:
         """Answers to prompt `number` of a task."""
         how = {"max_new_tokens": self.world.max_new_tokens, "temperature": self.world.temperature}
         how |= {"ignore_eos": True} if task.eos is None else {"stop_token_ids": [task.eos]}
+        routed = self.spec.replay == "r3"
         read = seeds.tolist() if self.world.engine.deterministic else None
-        return Request(batch, index, task.prompt(number).ids, len(seeds), read, how)
+        return Request(batch, index, task.prompt(number).ids, len(seeds), read, how, routed)
 
     def _seeds(self, purpose: int, batch: int, index: int, n: int) -> np.ndarray:
         """A seed for each of n answers."""
@@ -140,6 +143,7 @@ class Controller:
             number = request.batch * self.world.prompts + request.index
             prompts = [self.task.prompt(number)] * len(samples)
             rewards = self.task.rewards(prompts, [s.output for s in samples])
+            samples = [s.copied() for s in samples]  # out of Ray's store, which is not so large
             self.ready.setdefault(request.batch, {})[request.index] = samples, rewards
 
     def _drain(self) -> None:
@@ -255,30 +259,36 @@ class Controller:
 
     # ------------------------------------------------------------ stop and go on
     def _checkpoint(self) -> None:
-        """What goes on from here: trainers, numbers of batches, and the accepted answers."""
+        """What goes on from here: trainers, then run.pt with numbers of batches and accepted answers."""
         self._drain()
-        state = {"step": self.step, "begun": self.begun, "served": self.served}
         ready = [
             [batch, i, [vars(s) for s in samples], list(map(float, rewards))]
             for batch, prompts in self.ready.items()
             for i, (samples, rewards) in prompts.items()
         ]
-        extra = ray.put(state | {"settings": json.dumps(self.spec.fixed()), "ready": ready})
+        state = {"step": self.step, "begun": self.begun, "served": self.served, "ready": ready}
+        state["settings"] = json.dumps(self.spec.fixed())
         what = f"checkpoint of step {self.step} in {self.checkpoints}"
         try:
-            path = self.session.save(str(self.checkpoints), extra, what)
-        except RunError as error:  # a full disk has many names
+            path = Path(self.session.on_all("save", str(self.checkpoints), what=what)[0])
+            write(path / STATE, lambda part: torch.save(state, part))
+        except (RunError, OSError, RuntimeError) as error:  # a full disk has many names
+            said = str(error) if isinstance(error, RunError) else f"{what}: {error}"
             free = shutil.disk_usage(self.out).free / 1e6
-            _remove(self.checkpoints.glob("*.part"))
-            raise RunError(f"{error} ({free:,.0f} MB of the disk were free)") from error
-        _remove(p for p in self.checkpoints.glob("step_*") if str(p) != path)
+            whole = checkpoint.latest(self.checkpoints, STATE)
+            _remove(p for p in self.checkpoints.glob("step_*") if p != whole)
+            raise RunError(f"{said} ({free:,.0f} MB of the disk were free)") from error
+        _remove(p for p in self.checkpoints.glob("step_*") if p != path)
 
     def _resume(self) -> Path | None:
         """The last checkpoint, if there is one; its numbers and answers are taken over."""
-        found = checkpoint.latest(self.checkpoints)
+        found = checkpoint.latest(self.checkpoints, STATE)
         if found is None:
             return None
-        held = checkpoint.extra(found)
+        try:
+            held = torch.load(found / STATE, weights_only=True)
+        except Exception as error:  # what a torn file raises depends on where it is torn
+            raise RunError(f"{found / STATE}: is no state of a run ({error})") from error
         if odd := differs(json.loads(held["settings"]), self.spec.fixed()):
             raise RunError(f"{found}: is a checkpoint of another run, its {odd} differs")
         self.step, self.begun, self.served = held["step"], held["begun"], held["served"]

@@ -39,6 +39,7 @@ class Request(NamedTuple):
     n: int
     seeds: list[int] | None
     sampling: dict
+    routed: bool = False  # the experts of every token are asked for
 
     @property
     def key(self) -> tuple[int, int]:
@@ -76,7 +77,7 @@ class Engine:
         found = []
         for key in self._done():
             request, futures = self.running.pop(key)
-            found.append((request, [self._slim(f.result()) for f in futures]))
+            found.append((request, [self._slim(f.result(), request) for f in futures]))
         return found, len(self._waiting())
 
     def _done(self) -> list[tuple[int, int]]:
@@ -85,10 +86,9 @@ class Engine:
     def _waiting(self) -> list:
         return [f for _, futures in self.running.values() for f in futures if not f.done()]
 
-    def _slim(self, sample):
-        if sample.experts is None:
-            return sample
-        return replace(sample, experts=sample.experts.to(self.small))
+    def _slim(self, sample, request: Request):
+        held = sample.experts if request.routed else None
+        return replace(sample, experts=None if held is None else held.to(self.small))
 
     def push(self, tensors: dict, version: int) -> None:
         """Serve these weights; into the answers in flight, if there are."""

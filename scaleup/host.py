@@ -64,6 +64,8 @@ def cluster(world: EngineWorld) -> Iterator[Callable[[RunSpec, Path], Iterator[d
     """
     logs = os.environ.get(LOGS)
     env = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    # batches and weights are read where Ray's store holds them; nobody writes into what arrives
+    env["RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"] = "1"
     os.environ.update(env)
     variables = cpu.env() | env if world.gpus_per_node == 0 else env
     variables |= {k: v for k, v in os.environ.items() if k == LOGS or k.startswith("WANDB_")}

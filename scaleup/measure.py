@@ -305,14 +305,14 @@ def save_and_go_on(folder, path: Path, layout) -> list[dict]:
     trainer, micro = resumable(folder, layout)
     checkpoint.save(path, trainer)  # before any step: a state of zeros
     take(trainer, micro, BEFORE)
-    checkpoint.save(path, trainer, {"sampler": torch.arange(3), "version": 7})
+    checkpoint.save(path, trainer)
     filesystem_async._results_queue = None  # Megatron's helper would outlive a killed rank
     gc.collect()
     return take(trainer, micro, AFTER)
 
 
-def resume(folder, path: Path, layout, one_counter=False) -> tuple[list[dict], str, int, dict]:
-    """The same steps from the last checkpoint, its name, the step reached, what else was in it.
+def resume(folder, path: Path, layout, one_counter=False) -> tuple[list[dict], str, int]:
+    """The same steps from the last checkpoint, its name, the step reached.
     `one_counter` leaves all parameters one step counter of Adam, as Megatron does."""
     from scaleup import checkpoint
 
@@ -321,11 +321,10 @@ def resume(folder, path: Path, layout, one_counter=False) -> tuple[list[dict], s
         for parameter in trainer.model.parameters():
             parameter.zero_()  # nothing is left of the first weights
     last = checkpoint.latest(path)
-    extra = checkpoint.extra(last)
     checkpoint.load(last, trainer)
     if one_counter:
         for optimizer in checkpoint._optimizers(trainer):
             states = list(optimizer.optimizer.state.values())
             for held in states:
                 held["step"] = states[0]["step"]
-    return take(trainer, micro, AFTER), last.name, trainer.iteration, extra
+    return take(trainer, micro, AFTER), last.name, trainer.iteration

@@ -231,23 +231,19 @@ class Rank:
                 found[name] = tensor.cpu()
         return True, found
 
-    def save(self, folder: str, extra: dict) -> str:
-        """A checkpoint with the `extra` of rank 0. Kept weights are for the same layout only."""
+    def save(self, folder: str) -> str:
+        """A checkpoint; the path of it. Kept weights are for the same layout only."""
+        path = checkpoint.save(folder, self.trainer)
         if self.kept:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            write(self._kept_file(folder), lambda part: torch.save(self.kept, part))
-        path = checkpoint.save(folder, self.trainer, extra)
-        for old in Path(folder).glob(f"kept_*_rank{dist.get_rank()}.pt"):
-            if old != self._kept_file(folder):
-                old.unlink()
+            write(self._kept_file(path), lambda part: torch.save(self.kept, part))
         return str(path)
 
     def load(self, path: str) -> None:
         """Go on at a checkpoint of `save`."""
         checkpoint.load(path, self.trainer)
         if self.kept:
-            self.kept = torch.load(self._kept_file(Path(path).parent), weights_only=True)
+            self.kept = torch.load(self._kept_file(path), weights_only=True)
 
-    def _kept_file(self, folder: str | Path) -> Path:
+    def _kept_file(self, path: str | Path) -> Path:
         """Old weights that the next steps still ask for."""
-        return Path(folder) / f"kept_{self.trainer.iteration:08d}_rank{dist.get_rank()}.pt"
+        return Path(path) / f"kept_rank{dist.get_rank()}.pt"

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from scaleup import QUANTILES, REPLAYS
+from scaleup.tasks import TASKS
 from simlab.arguments import check_name
 from simlab.config import Arm, Comparison, ConfigError, Strict, Training
 from simlab.specs import named, regime
@@ -85,10 +86,18 @@ class TrainerSpec(Strict):
         return self
 
 
+def _task(name: str) -> str:
+    check_name("task", name, TASKS)
+    return name
+
+
+TaskName = Annotated[str, AfterValidator(_task)]
+
+
 class Evaluation(Strict):
     """Problems that the served weights answer from time to time."""
 
-    task: str
+    task: TaskName
     """residue, reasoning_gym or math."""
     task_options: dict = Field(default={})
     """Arguments of the task."""
@@ -105,7 +114,7 @@ class EngineWorld(Strict):
 
     model: str
     """A folder with a Hugging Face checkpoint, smollm, or tiny[:kind=...,size=...] (random weights)."""
-    task: str
+    task: TaskName
     """residue, reasoning_gym or math."""
     task_options: dict = Field(default={})
     """Arguments of the task."""

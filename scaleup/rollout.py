@@ -42,7 +42,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,11 @@ class Sample:
     experts: Tensor | None  # int32 [P + T - 1, layers, K], expert ids of every token but the last
     finish: str  # "stop", "length" or "abort"
     retractions: int  # how often the answer was paused and read again
+
+    def copied(self) -> Sample:
+        """The same with memory of its own."""
+        held = {k: x.clone() for k, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **held)
 
 
 def parse(prompt: list[int], answer: dict[str, Any], layers: int = 0, topk: int = 0) -> Sample:

@@ -88,11 +88,6 @@ class Session:
                 why = f"ranks {late} gave no answer within {timeout:g} s"
             raise RunError(f"{what}: trainer {why}") from error
 
-    def save(self, folder: str, extra: dict, what: str) -> str:
-        """A checkpoint of all ranks; `extra` goes to the first one alone."""
-        refs = [rank.save.remote(folder, {} if i else extra) for i, rank in enumerate(self.ranks)]
-        return self.finish(refs, what)[0]
-
     def weights(self, what: str):
         """The reference of the whole checkpoint; it stays where rank 0 is."""
         refs = [rank.export.options(num_returns=2).remote() for rank in self.ranks]

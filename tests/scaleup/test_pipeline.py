@@ -21,9 +21,10 @@ import psutil
 import pytest
 import ray
 import tomli_w
+import torch
 
-from scaleup import engines, tiny
-from scaleup.checkpoint import extra, latest
+from scaleup import engines, metrics, tiny
+from scaleup.checkpoint import latest
 from scaleup.engines import Pool, Request
 from scaleup.host import Host, cluster
 from scaleup.metrics import Metrics, read
@@ -193,6 +194,18 @@ def test_row_is_the_token_log(one):
 
 
 # ---------------------------------------------------------------- equality to the last bit
+def test_tensorboard_has_the_rows(one):
+    """The same numbers under the same steps, as float32."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out, rows = one
+    board = EventAccumulator(str(out / "tensorboard")).Reload()
+    for name in ("reward", "d_bar", "cut", "age_max"):
+        found = board.Scalars(name)
+        assert [x.step for x in found] == [row["step"] for row in rows]
+        assert [x.value for x in found] == pytest.approx([row[name] for row in rows], rel=1e-6)
+
+
 def test_one_seed_is_one_curve(pipeline, model, root, one, tmp_path):
     """Runs of one seed are equal; logs and kept weights change nothing; another seed is another run."""
     a = list(pipeline(run_spec(model, "0"), tmp_path / "a"))
@@ -219,6 +232,17 @@ def test_evaluation_is_beside_the_run(two, evaluated):
         assert whole == pytest.approx(round(whole), abs=1e-6)
     rest = [{k: v for k, v in x.items() if not k.startswith("avg_at_k")} for x in curve(evaluated)]
     assert rest == curve(two)
+
+
+def test_tensors_are_read_where_the_store_holds_them(pipeline):
+    """Between actors: two readers of one object see the same memory."""
+
+    def twice():
+        ref = ray.put([torch.arange(2**20)])
+        (a,), (b,) = ray.get(ref), ray.get(ref)
+        return a.data_ptr() == b.data_ptr(), bool((a == torch.arange(2**20)).all())
+
+    assert ray.get(ray.remote(twice).options(num_cpus=0).remote(), timeout=100) == (True, True)
 
 
 LAYOUTS = {"DP2": {}, "TP2 EP2": {"world.trainer.tp": 2, "world.trainer.ep": 2}}
@@ -286,7 +310,7 @@ def test_dead_trainer(pipeline, model, evaluated, tmp_path):
             break
     assert "trainer rank 0 died; the same command resumes" in refused(rows)
     first = len(read(tmp_path / "metrics.jsonl"))
-    held = extra(latest(tmp_path / "checkpoints"))
+    held = torch.load(latest(tmp_path / "checkpoints") / "run.pt")
     assert len(held["ready"]) == 8  # two batches of accepted answers wait
     rest = list(pipeline(spec, tmp_path))
     assert [row["step"] for row in rest] == list(range(rest[0]["step"], 6))
@@ -511,6 +535,31 @@ def test_hung_update(pipeline, model, tmp_path):
     gone([engine])
 
 
+RANKS = {"kill": "trainer rank 1 died; the same command resumes at the last checkpoint"}
+RANKS["suspend"] = "trainer ranks [0, 1] gave no answer within 20 s"
+
+
+@pytest.mark.parametrize("what", RANKS)
+def test_one_of_two_ranks(pipeline, model, tmp_path, what):
+    """One rank of two dies or hangs: the other, which waits for it, is ended too, and a sentence says so."""
+    more = {"world__trainer__ranks": 2, "world__engine__timeout": TIMEOUT, "training__steps": 200}
+    rows = pipeline(run_spec(model, "0", **more), tmp_path)
+    for row in rows:
+        if row["step"] == 1:
+            break
+    ranks = sorted(processes("ray::Rank"), key=lambda p: p.create_time())
+    getattr(ranks[1], what)()
+    assert re.fullmatch(rf"\w+ (of version )?\d+: {re.escape(RANKS[what])}", refused(rows))
+    gone(ranks)
+
+
+def test_two_engines_are_one(pipeline, model, two, tmp_path):
+    """Prompts shared over two engines: the same answers, as each has a seed of its own."""
+    rows = list(pipeline(run_spec(model, "2", world__engine__count=2), tmp_path))
+    assert [row["samples"] for row in rows] == [row["samples"] for row in two]
+    assert [row["d_bar"] for row in rows] == pytest.approx([row["d_bar"] for row in two], abs=1e-6)
+
+
 # ---------------------------------------------------------------- without an engine
 def host(spec, out):
     """What the controller says before it starts anything."""
@@ -604,6 +653,28 @@ def test_name_is_a_folder(model):
     recipe = load("tiny_cpu", changes(model) | {"methods": ["mine/sat=sat", "grpo=ppo"]})
     odd = RunSpec(recipe.world, recipe.training, recipe.arms[0], "1", "none", 0)
     assert odd.name == "mine-sat_lag1_none_seed0"
+
+
+def test_wandb_is_given_one_run(model, tmp_path, monkeypatch):
+    """Where it is asked for: a run that resumes is the same one, another folder is another."""
+    begun, logged = [], []
+    fake = SimpleNamespace(
+        log=lambda numbers, step: logged.append((step, numbers)), finish=lambda: None
+    )
+    module = SimpleNamespace(init=lambda **more: begun.append(more) or fake)
+    found = metrics.importlib.util.find_spec
+    monkeypatch.setattr(
+        metrics.importlib.util, "find_spec", lambda name: name == "wandb" or found(name)
+    )
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    for folder in ("a", "a", "b"):
+        held = Metrics(tmp_path / folder, run_spec(model), 0)
+        held.add({"step": 0, "reward": 0.5, "samples": "no number"})
+        held.close()
+    assert begun[0]["id"] == begun[1]["id"] != begun[2]["id"]
+    assert begun[0]["config"]["training"]["lr"] == 3e-3
+    assert logged == [(0, {"reward": 0.5})] * 3
 
 
 def test_metrics_before_the_resumed_step_stay(model, tmp_path):

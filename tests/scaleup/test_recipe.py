@@ -46,6 +46,7 @@ BAD = {
     "distribution": ({"methods": ["grpo=ppo", "estr:tau=1"]}, "needs the whole distribution"),
     "proximal": ({"training.proximal": "rollout"}, "proximal rollout needs"),
     "replay": ({"world.replay": ["r4"]}, "r4"),
+    "task": ({"world.task": "resdue"}, "world.task: no task 'resdue'; there are"),
     "ranks": ({"world.trainer.ranks": 3, "world.trainer.tp": 2}, "3 ranks cannot be shared"),
 }
 
