@@ -39,10 +39,12 @@ def test_every_path_of_the_tree_exists():
 
 
 def test_the_tree_is_complete():
-    """Every module of simlab stands in the tree; the stabilizers are listed by `simlab methods`."""
+    """Every module of simlab and scaleup stands in the tree; `simlab methods` lists the stabilizers."""
     named = set(tree_paths())
-    skipped = {"world.py", "__init__.py"}
-    modules = [p for p in (ROOT / "simlab").glob("*") if p.name not in skipped | {"__pycache__"}]
+    skipped = {"world.py", "__init__.py", "__pycache__"}
+    skipped |= {"requirements-cpu.txt", "requirements-cpu-nodeps.txt"}
+    modules = [p for x in ("simlab", "scaleup") for p in (ROOT / x).glob("*")]
+    modules = [p for p in modules if p.name not in skipped]
     missing = [
         str(p.relative_to(ROOT))
         for p in modules
