@@ -51,7 +51,7 @@ class Engine:
     """Body of an engine actor; calls never wait for answers longer than they are told."""
 
     def __init__(self, folder: str, spec: EngineSpec, seed: int):
-        from scaleup.rollout import LocalEngine
+        from scaleup.local import LocalEngine
 
         torch.set_num_threads(1)
         options = spec.options | {"random_seed": seed, "weight_version": "-1"}

@@ -26,7 +26,7 @@ import torch
 
 from scaleup import measure, tiny, weights
 from scaleup.launch import Ranks
-from scaleup.rollout import serve
+from scaleup.server import serve
 
 OUT = Path("reports/scaleup_engines")
 SEEDS = {"qwen3_moe": 8, "qwen3": 5, "llama": 5}  # of weights, in bf16

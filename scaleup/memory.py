@@ -15,22 +15,7 @@ Counted, and held against models that were built (tests/scaleup/test_memory.py):
                   rest of `simlab.logits` is a few blocks
     batch         fields of all tokens of a step: on the GPU as long as the step takes
 
-On the host, by node; every answer at full length, and again at LENGTH of it:
-
-    weights kept  of each rank, a copy of every version kept, one of the reference and one set aside
-    Adam          OFFLOADED bytes a parameter, where the recipe puts it there
-    answers       in the controller, with ids as Python ints and all their experts: those of every
-                  batch begun and not trained, found by stepping the lag regimes as the controller does
-    a step        one batch in Ray's store, and in every rank a copy; twice while it is read, or once
-                  with what the rank replays (int64 copies of a micro-batch) where that is more
-    a push        the last weights in Ray's store; rank 0 holds the new ones and pickles them, later
-                  an engine holds them and a clone
-    a checkpoint  the answers that wait, in Ray's store and at rank 0, which reads them like a batch;
-                  then Adam's numbers and float32 weights of all parameters of a rank, on every rank
-
-Ray 2.60 pickles torch tensors into its stream, not beside it: no rank reads them from the store, a
-reader holds the bytes and the tensors until it has read all, a writer twice the bytes. (Ray has
-RAY_ENABLE_ZERO_COPY_TORCH_TENSORS, off by default and off here.)
+The host of each node is `scaleup.memory_host`'s.
 
 Assumed, not measured; the constants below, and marked in what is printed:
 
@@ -40,18 +25,7 @@ Assumed, not measured; the constants below, and marked in what is printed:
     Adam's step   takes one float32 temporary, torch's; Transformer Engine and Apex need none
     a prompt      has PROMPT tokens at most
     an engine     fills MEM_FRACTION of its GPU where `mem_fraction_static` is not set
-    sums          parts that do not meet (logits, a layer at work) are added all the same; on the host
-                  moments are not, but the controller's answers are at their most in each
-    nodes         are filled as `scaleup.layouts.nodes` counts them, the controller beside rank 0
-    LENGTH        of full length, as an example of shorter answers
-    a checkpoint  is copied once more to be written, with the weights; a GPU gathers its float32
-                  numbers, one kind and one buffer at a time (read in Megatron, not run; a recipe is
-                  not refused for it)
-    SGLang        keeps the experts of every cached token, pinned, in each process of an engine (read
-                  in its source, not measured)
-
-Not counted: the processes themselves and their libraries, finished answers inside an engine that
-wait for their group (4 bytes a choice), the buckets of a push, evaluations, files in the page cache.
+    sums          parts that do not meet (logits, a layer at work) are added all the same
 
 `optimizer_offload` has not been run: Megatron's moves from a GPU.
 """
@@ -63,31 +37,31 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scaleup import weights
-from scaleup.layouts import bundles, check, config, context, nodes
+from scaleup.layouts import check, config, context, nodes
+from scaleup.memory_host import LENGTH, OFFLOADED, SIZE, HostMemory, hosts
 from scaleup.recipe import EngineWorld, Recipe, TrainerSpec
 from simlab.config import ConfigError
 from simlab.logits import DEVICE_BLOCK_BYTES
 from simlab.specs import regime
 
 GB = 1e9
-SIZE = {"float32": 4, "bfloat16": 2}
 RESERVE_GB, UNEVEN, PROMPT, MEM_FRACTION = 4.0, 2.0, 1024, 0.85
 TOKEN_BYTES = 78  # ids, places, positions, log-probs, ages and masks of a token of the step
-OFFLOADED = 16  # bytes a parameter on the host: float32 weight, gradient and two moments
-GATHERED = 12  # bytes a parameter in a checkpoint: float32 weight and two moments
-ID_BYTES = 36  # a token id in a list: a pointer and a Python int
-LENGTH = 0.25  # of full length, in the second column of the host's memory
 
 
 class RankMemory(NamedTuple):
     """A rank of one pipeline stage; all of a stage hold as much. Bytes."""
 
     ranks: range
-    parameters: int
+    dense: int  # parameters
+    experts: int
     gpu: dict[str, float]  # during the passes, without the batch
     stepping: float  # during Adam's step, without the batch
     host: dict[str, float]
-    saving: float  # of the GPU while a checkpoint is gathered; not in `need`
+
+    @property
+    def parameters(self) -> int:
+        return self.dense + self.experts
 
     @property
     def need(self) -> float:
@@ -102,21 +76,6 @@ class EngineMemory(NamedTuple):
     token: float  # bytes of a token in the cache of a GPU
     tokens: int | None  # that the cache holds
     answers: int | None  # of full length, at once
-
-
-class HostMemory(NamedTuple):
-    """A node. Bytes."""
-
-    ranks: int
-    engines: int
-    always: dict[str, float]
-    moments: dict[str, dict[str, float]]  # a step, export and load of a push, a checkpoint
-    store: float  # of all that, in Ray's object store, at most
-
-    @property
-    def need(self) -> float:
-        """At the fullest moment."""
-        return sum(self.always.values()) + max(sum(x.values()) for x in self.moments.values())
 
 
 @dataclass(frozen=True)
@@ -193,9 +152,6 @@ def trainer(recipe: Recipe, hf: dict, at: TrainerSpec, longest: int) -> list[Ran
             "Adam": 0 if at.optimizer_offload else shard * (8 if size == 4 else 12),
             "reserve (assumed)": RESERVE_GB * GB * bool(world.gpus_per_node),
         }
-        # a shard is sent and all of a buffer received: that of the experts or that of the rest
-        gathered = max(dense + dense * at.tp / ranks, experts + experts * at.ep / ranks)
-        saving = sum(gpu.values()) + 4 * gathered
         stepping = sum(gpu.values()) + 4 * shard * (not at.optimizer_offload)
         gpu |= {
             "kept for backward": (at.pp - stage) * layers * held,
@@ -207,7 +163,7 @@ def trainer(recipe: Recipe, hf: dict, at: TrainerSpec, longest: int) -> list[Ran
             "Adam": OFFLOADED * shard * at.optimizer_offload,
         }
         span = range(stage * ranks, (stage + 1) * ranks)
-        found.append(RankMemory(span, n, gpu, stepping, host, saving))
+        found.append(RankMemory(span, dense, experts, gpu, stepping, host))
     return found
 
 
@@ -228,119 +184,6 @@ def engine(world: EngineWorld, hf: dict, longest: int) -> EngineMemory:
     tokens = min(max(int(room // token), 0), options.get("max_total_tokens", math.inf))
     most = options.get("max_running_requests", math.inf)
     return EngineMemory(held, token, tokens, min(tokens // longest, most))
-
-
-def waiting(lag: str, steps: int, every: int = 0) -> tuple[int, int]:
-    """Batches begun and not trained, at most: ever, and at a checkpoint (after `every` steps).
-
-    As `scaleup.controller` begins batches and serves weights.
-    """
-    how, served, begun, most, saved = regime(lag), 0, 0, 0, 0
-    for step in range(steps):
-        while begun < steps and how.may_start(begun, served):
-            begun += 1
-        most = max(most, begun - step)
-        if how.broadcast_now(step + 1):
-            served = step + 1
-        if every and (step + 1) % every == 0:
-            saved = max(saved, begun - step - 1)
-    return most, saved
-
-
-def choices(hf: dict) -> int:
-    """Experts that a token chooses, over all layers."""
-    return hf["num_hidden_layers"] * hf.get("num_experts_per_tok", 0) * bool(weights.experts(hf))
-
-
-def sample(hf: dict, tokens: float, sampled: float) -> float:
-    """Bytes of a `rollout.Sample` of `tokens`, of which `sampled` are the answer."""
-    size = weights.narrow(weights.experts(hf)).itemsize  # as an engine hands experts over
-    return (ID_BYTES + size * choices(hf)) * tokens + 12 * sampled
-
-
-def response(hf: dict, tokens: float, sampled: float) -> float:
-    """Bytes of the `responses.Response` that is made of it."""
-    return sample(hf, tokens, sampled) + (8 - ID_BYTES) * tokens
-
-
-def packed(world: EngineWorld) -> list[tuple[int, int]]:
-    """(trainer ranks, engines) of each node, the node of rank 0 first; one node on a CPU."""
-    found = []  # GPUs left, ranks, engines
-    for kind, n in sorted(bundles(world), key=lambda bundle: -bundle[1]):
-        at = next((x for x in found if x[0] >= n), None)
-        if at is None:
-            found.append(at := [world.gpus_per_node, 0, 0])
-        at[0] -= n
-        at[1] += n * (kind == "trainer")
-        at[2] += kind == "engine"
-    found = [(r, e) for _, r, e in found] or [(world.trainer.ranks, world.engine.count)]
-    return sorted(found, key=lambda x: not x[0])
-
-
-def hosts(
-    recipe: Recipe,
-    hf: dict,
-    ranks: list[RankMemory],
-    sampler: EngineMemory,
-    longest: int,
-    length: float = 1.0,
-) -> list[HostMemory]:
-    """Every node, where prompts and answers have `length` of the tokens that they may have."""
-    world, at = recipe.world, recipe.world.trainer
-    each = [waiting(lag, recipe.training.steps, world.checkpoint_every) for lag in recipe.lags]
-    most, saved = (max(x) for x in zip(*each, strict=True))
-    tokens, sampled = length * longest, length * world.max_new_tokens
-    answers = world.prompts * world.answers
-    held = answers * sample(hf, tokens, sampled)
-    batch = answers * response(hf, tokens, sampled)  # a pickle of samples is no larger
-    total = sum(map(math.prod, weights.names(hf).values()))
-    whole, served = SIZE[at.dtype] * total, SIZE[world.engine.dtype] * total
-    per_choice = weights.narrow(weights.experts(hf)).itemsize
-    routes = per_choice * choices(hf) * answers * tokens / at.ranks
-    if "r3" in world.replay:  # the experts of a micro-batch as int64, sorted, and the order
-        routes += 3 * 8 * choices(hf) * largest_row(world, at, longest)
-    routes *= set(world.replay) != {"none"}
-    waits = f"answers of {saved} batches"
-    everyone, found = [x for x in ranks for _ in x.ranks], []
-    for node, (r, e) in enumerate(packed(world)):
-        mine, first, writes = everyone[:r], node == 0, bool(world.checkpoint_every)
-        everyone = everyone[r:]
-        n = sum(x.parameters for x in mine)
-        stored = whole * bool(first or e)
-        always = {
-            "weights kept by ranks": sum(x.host["weights kept"] for x in mine),
-            "Adam": sum(x.host["Adam"] for x in mine),
-            f"answers of {most} batches": most * held * first,
-            "weights in Ray's store": stored,
-            "experts in SGLang (assumed)": 4.0 * choices(hf) * (sampler.tokens or 0)
-            * e * world.engine.tp,
-        }  # fmt: skip
-        moments = {
-            "a step": {
-                "batch in Ray's store": batch * bool(r),
-                "batch in ranks, being read": max(2 * batch, batch + routes) * r,
-            },
-            "a push, from rank 0": {"new weights, pickled": 3 * whole * first},
-            "a push, to engines": {
-                "new weights in engines": max(2 * whole, whole + served) * e,
-            },
-            "a checkpoint, read by rank 0": {
-                f"{waits}, stored": saved * batch * first,
-                "being read": saved * (batch + held) * first,
-            },
-            "a checkpoint, written": {
-                f"{waits}, stored": saved * batch * first,
-                "at rank 0": saved * held * first,
-                "Adam, gathered": GATHERED * n * writes,
-                "copied to be written (assumed)": (GATHERED + SIZE[at.dtype])
-                * min(n, total)
-                * writes,
-            },
-        }
-        # of the two checkpoints of a push, the older is in `stored`
-        store = stored + max(batch * bool(r), whole * first, saved * batch * first)
-        found.append(HostMemory(r, e, always, moments, store))
-    return found
 
 
 def fits(recipe: Recipe, available: int | None = None) -> Plan:
@@ -370,7 +213,7 @@ def fits(recipe: Recipe, available: int | None = None) -> Plan:
             )
     total = sum(map(math.prod, weights.names(hf).values()))
     row = largest_row(world, world.trainer, longest)
-    nodes_at = [hosts(recipe, hf, ranks, sampler, longest, x) for x in (1.0, LENGTH)]
+    nodes_at = [hosts(recipe, hf, ranks, sampler, longest, row, x) for x in (1.0, LENGTH)]
     return Plan(recipe, hf, total, longest, row, ranks, sampler, *nodes_at)
 
 

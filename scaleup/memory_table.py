@@ -6,19 +6,15 @@ from scaleup import weights
 from scaleup.layouts import nodes
 from scaleup.memory import (
     GB,
-    LENGTH,
     MEM_FRACTION,
     PROMPT,
     RESERVE_GB,
     TOKEN_BYTES,
     UNEVEN,
-    HostMemory,
     Plan,
     RankMemory,
-    choices,
-    response,
-    sample,
 )
+from scaleup.memory_host import LENGTH, HostMemory, response, routing, sample
 
 
 def table(plan: Plan) -> str:
@@ -41,7 +37,7 @@ def table(plan: Plan) -> str:
         f"Trainer: {', '.join(how)}",
         f"  data parallel {at.ranks // at.pp // at.tp}"
         + (f", of experts {at.ranks // at.pp // at.ep}" if experts else ""),
-        *_rows(plan.ranks, world.gpu_gb if gpus else None, bool(world.checkpoint_every)),
+        *_rows(plan.ranks, world.gpu_gb if gpus else None),
         "",
         *_step(plan),
         "",
@@ -56,7 +52,7 @@ def table(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _rows(ranks: list[RankMemory], limit: float | None, saves: bool) -> list[str]:
+def _rows(ranks: list[RankMemory], limit: float | None) -> list[str]:
     """GB by part, a column for each pipeline stage."""
 
     lines = [_line("ranks", [_span(x) for x in ranks])]
@@ -66,14 +62,6 @@ def _rows(ranks: list[RankMemory], limit: float | None, saves: bool) -> list[str
     lines.append(_line("Adam's step needs, GB", _sizes([x.stepping for x in ranks])))
     if limit:
         lines.append(_line("left for the batch, GB", _sizes([limit * GB - x.need for x in ranks])))
-    if limit and saves:
-        needs = [
-            f"{v}{'!' * (x.saving > limit * GB)}"
-            for v, x in zip(_sizes([x.saving for x in ranks]), ranks, strict=True)
-        ]
-        lines.append(_line("to save (assumed), GB", needs))
-        if max(x.saving for x in ranks) > limit * GB:
-            lines.append("  ! more than a GPU has, as Megatron gathers a checkpoint; not run")
     return lines
 
 
@@ -106,14 +94,14 @@ def _step(plan: Plan) -> list[str]:
             f"  ranks {_span(x)}: the batch takes {TOKEN_BYTES} bytes a token on the GPU, "
             f"which has room for answers {limit}"
         )
-    full = plan.hf, plan.longest, world.max_new_tokens
-    lines.append(
-        f"  an answer of full length takes {sample(*full) / 1e6:.3g} MB in the controller and "
-        f"{response(*full) / 1e6:.3g} MB in a rank"
-    )
-    if n := choices(plan.hf):
-        small = weights.narrow(weights.experts(plan.hf)).itemsize  # as an engine hands them over
-        lines[-1] += f", {small * n:,} bytes a token of it routed experts; {4 * n:,} in an engine"
+    for replay in world.replay:
+        full = plan.hf, plan.longest, world.max_new_tokens, replay
+        lines.append(
+            f"  replay {replay}: an answer of full length takes {sample(*full) / 1e6:.3g} MB in the "
+            f"controller and {response(*full) / 1e6:.3g} MB in a batch"
+        )
+        if replay == "r3":
+            lines[-1] += f", {routing(plan.hf):,} bytes a token of it routed experts"
     return lines
 
 

@@ -1,6 +1,6 @@
 """Rollouts from SGLang 0.5.23: one interface over an engine in this process and over a server.
 
-    engine = LocalEngine("runs/tiny")                       # or serve("runs/tiny"), HttpEngine(url, folder)
+    engine = LocalEngine("runs/tiny")        # scaleup.local; or serve("runs/tiny") of scaleup.server
     samples = engine.generate([[1, 2, 3]], n=8, max_new_tokens=16)
     futures = engine.submit([[1, 2, 3]], n=8, max_new_tokens=16)  # returns at once
     engine.push(named_tensors, version=1)                   # while those are in flight
@@ -27,23 +27,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
-import json
-import os
 import pickle
-import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
 import uuid
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +41,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from scaleup import cpu, weights
+from scaleup import weights
+from scaleup.checksums import expected_checksums
 
 MODES = ("retract", "in_place", "abort")
 BUCKET = 2**28  # bytes of one update request
@@ -380,69 +370,6 @@ class Engine:
         self._thread.join()
 
 
-# --- the weights inside the engine -----------------------------------------------------------------
-
-
-def expected_checksums(
-    tensors: dict[str, Tensor], config: dict[str, Any], rank: int = 0, tp: int = 1
-) -> dict[str, str]:
-    """SGLang's checksum of each of its weights on tensor-parallel rank `rank` of `tp`, when
-    `tensors` are served: sha256 over the bytes of the rows that SGLang fuses into one weight.
-
-    Holds on a CPU with one rank, and with two where SGLang does not pad (it pads experts of 48 channels
-    a rank). Layouts that a GPU kernel shuffles, and expert parallelism, are not covered.
-    """
-    groups: dict[str, list[tuple[tuple[int, int], Tensor]]] = defaultdict(list)
-    for name, tensor in tensors.items():
-        if name == "lm_head.weight" and config.get("tie_word_embeddings") and _shares_head(config):
-            continue
-        fused, order = _fused(name)
-        groups[fused].append((order, _share(name, tensor, config, rank, tp)))
-    sums = {}
-    for fused, parts in groups.items():
-        digest = hashlib.sha256()
-        for _, part in sorted(parts, key=lambda p: p[0]):
-            digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy())
-        sums[fused] = digest.digest()[:8].hex()
-    return sums
-
-
-def _shares_head(config: dict[str, Any]) -> bool:
-    return config["model_type"] != "qwen3_moe"  # SGLang holds two tensors there even when tied
-
-
-def _fused(name: str) -> tuple[str, tuple[int, int]]:
-    """SGLang's name of the weight that holds a Hugging Face one, and the place in it."""
-    stem, _, kind = name.removesuffix(".weight").rpartition(".")
-    if ".experts." in name:
-        stem, _, e = stem.rpartition(".")
-        if kind == "down_proj":
-            return f"{stem}.w2_weight", (int(e), 0)
-        return f"{stem}.w13_weight", (int(e), int(kind == "up_proj"))
-    for fused, parts in (
-        ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
-        ("gate_up_proj", ("gate_proj", "up_proj")),
-    ):
-        if kind in parts:
-            return f"{stem}.{fused}.weight", (0, parts.index(kind))
-    return name, (0, 0)
-
-
-def _share(name: str, tensor: Tensor, config: dict[str, Any], rank: int, tp: int) -> Tensor:
-    """The part of a weight on a rank."""
-    kind = name.removesuffix(".weight").rpartition(".")[2]
-    if kind in ("embed_tokens", "lm_head"):  # padded to full rows of 64 tokens
-        padding = torch.zeros(-len(tensor) % 64, *tensor.shape[1:], dtype=tensor.dtype)
-        return torch.cat([tensor, padding]).chunk(tp)[rank]
-    if kind in ("k_proj", "v_proj") and tp > (heads := config["num_key_value_heads"]):
-        return tensor.chunk(heads)[rank * heads // tp]
-    if kind in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
-        return tensor.chunk(tp)[rank]
-    if kind in ("o_proj", "down_proj"):
-        return tensor.chunk(tp, dim=1)[rank]
-    return tensor
-
-
 def _files(folder: Path) -> Iterator[safe_open]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -471,197 +398,3 @@ def _buckets(tensors: dict[str, Tensor]) -> Iterator[tuple[list[tuple[str, Tenso
         bucket.append((name, tensor))
         size += tensor.nbytes
     yield bucket, True
-
-
-# --- the engines ------------------------------------------------------------------------------------
-
-
-def defaults(folder: str | Path, dtype: str, **options) -> dict[str, Any]:
-    """SGLang's server arguments: token ids in and out, experts returned, on a CPU if no CUDA."""
-    config = weights.read_config(folder)
-    arguments = {
-        "model_path": str(folder),
-        "dtype": dtype,
-        "skip_tokenizer_init": True,
-        "enable_return_routed_experts": "num_experts_per_tok" in config,
-        "weight_version": "0",
-        "log_level": "error",
-    }
-    if not torch.cuda.is_available():
-        if not any(p.value == "scaleup.cpu:activate" for p in entry_points(group=PLUGINS)):
-            raise RuntimeError(
-                "rollout: SGLang does not see the plugin of simlab, install it again"
-            )
-        arguments |= {
-            "device": "cpu",
-            "attention_backend": "torch_native",
-            "sampling_backend": "pytorch",
-            "disable_cuda_graph": True,
-            "max_total_tokens": 8192,
-            "max_running_requests": 16,
-            "sleep_on_idle": True,  # an idle engine would take a core from the trainer
-        }
-    return arguments | options
-
-
-PLUGINS = "sglang.srt.plugins"
-
-
-class LocalEngine(Engine):
-    """SGLang's engine as a child of this process. `options` are SGLang's server arguments.
-
-    The main script needs `if __name__ == "__main__":`. If SGLang's scheduler dies, it kills this
-    process, and `close` kills every other child of it: give an engine a process of its own.
-    """
-
-    def __init__(self, folder: str | Path, dtype: str = "float32", exact: bool = True, **options):
-        cpu.prepare()
-        import sglang
-        from sglang.srt.managers import io_struct
-
-        arguments = defaults(folder, dtype, **options)
-        self._sglang, self._io = sglang.Engine(**arguments), io_struct
-        super().__init__(
-            folder,
-            dtype=getattr(torch, dtype),
-            tp=arguments.get("tp_size", 1),
-            radix_cache=not arguments.get("disable_radix_cache", False),
-            exact=exact,
-            deterministic=arguments.get("enable_deterministic_inference", False),
-        )
-        self._check_start()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """What is submitted inside reaches an idle scheduler at once, so that its batches, and with
-        them the last bit of a log-prob, do not depend on the clock."""
-        self._run("hold")
-        try:
-            yield
-        finally:
-            self._run("release")
-
-    async def _call(self, route, body):
-        manager, io = self._sglang.tokenizer_manager, self._io
-        if route == "generate":
-            return await anext(manager.generate_request(io.GenerateReqInput(**body), None))
-        if route in ("hold", "release"):  # of the scheduler alone; requests still go to its queue
-            hold = io.PauseGenerationReqInput(mode="in_place")
-            release = io.ContinueGenerationReqInput(torch_empty_cache=False)
-            await manager._async_dispatch_to_scheduler(hold if route == "hold" else release)
-            return {}
-        if route == "model_info":
-            return {"weight_version": manager.config_value("weight_version")}
-        if route == "abort_request":
-            manager.abort_request(**body)
-            return {}
-        request, method = REQUESTS[route]
-        found = await getattr(manager, method)(getattr(io, request)(**body))
-        return dict(zip(("success", "message", "ranks"), found or (), strict=False))
-
-    def close(self):
-        super().close()
-        self._sglang.shutdown()
-
-
-REQUESTS = {
-    "pause_generation": ("PauseGenerationReqInput", "pause_generation"),
-    "continue_generation": ("ContinueGenerationReqInput", "continue_generation"),
-    "begin_weight_update": ("BeginWeightUpdateReqInput", "begin_weight_update"),
-    "end_weight_update": ("EndWeightUpdateReqInput", "end_weight_update"),
-    "update_weights_from_tensor": (
-        "UpdateWeightsFromTensorReqInput",
-        "update_weights_from_tensor",
-    ),
-    "update_weight_version": ("UpdateWeightVersionReqInput", "update_weight_version"),
-    "weights_checker": ("CheckWeightsReqInput", "check_weights"),
-}
-
-
-class HttpEngine(Engine):
-    """An SGLang server at `url` (http://host:port) that serves the checkpoint `folder`, untouched
-    until now.
-
-    Raises RuntimeError for an answer that is not 200, with its text.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        folder: str | Path,
-        process: subprocess.Popen | None = None,
-        exact: bool = True,
-    ):
-        self.url, self._process, self._session = url.rstrip("/"), process, None
-        super().__init__(folder, dtype=torch.float32, tp=1, radix_cache=True, exact=exact)
-        info = self._run("server_info")
-        dtype = info["dtype"]
-        if dtype == "auto":
-            dtype = self.config.get("dtype") or self.config["torch_dtype"]
-        self.dtype = getattr(torch, dtype)
-        self.tp, self.radix_cache = info["tp_size"], not info["disable_radix_cache"]
-        self.deterministic = info["enable_deterministic_inference"]
-        self._check_start()
-
-    async def _call(self, route, body):
-        import aiohttp
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None),
-                # SGLang closes a connection that idles for 5 s, as it does between two pushes
-                connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            )
-        method = "GET" if route.endswith("_info") else "POST"
-        async with self._session.request(method, f"{self.url}/{route}", json=body) as answer:
-            text = await answer.text()
-        try:
-            found = json.loads(text) if text else {}
-        except json.JSONDecodeError:
-            found = {}
-        if answer.status != 200 and "success" not in found:
-            raise RuntimeError(f"rollout: {route} answered {answer.status}: {text[:300]}")
-        return found
-
-    def close(self):
-        if self._session is not None:
-            asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result()
-        super().close()
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-
-
-def serve(
-    folder: str | Path,
-    dtype: str = "float32",
-    exact: bool = True,
-    timeout: float = 300.0,
-    **options,
-) -> HttpEngine:
-    """Start a server for `folder` on a free port of this machine; `close()` ends it.
-
-    Raises RuntimeError if it ends or is not up after `timeout` seconds.
-    """
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    arguments = defaults(folder, dtype, host="127.0.0.1", port=port, **options)
-    command = [sys.executable, "-m", "sglang.launch_server"]
-    for name, value in arguments.items():
-        if value is not False and value is not None:
-            command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    process = subprocess.Popen(command, env=os.environ | cpu.env())
-    url, end = f"http://127.0.0.1:{port}", time.monotonic() + timeout
-    while process.poll() is None and time.monotonic() < end:
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=10).close()
-        except OSError:  # not up yet
-            time.sleep(0.5)
-        else:
-            return HttpEngine(url, folder, process, exact)
-    process.kill()
-    raise RuntimeError(f"rollout: the server for {folder} did not start")

@@ -110,7 +110,7 @@ def test_theory_knows_no_simulator():
     assert users <= {"bias.py", "theory_figures.py", "verify.py"}
 
 
-ENGINES = ["checkpoint", "launch", "model", "plan", "replay", "responses", "rollout", "tiny", "train", "weights"]  # fmt: skip
+ENGINES = ["checkpoint", "checksums", "launch", "local", "model", "plan", "replay", "responses", "rollout", "server", "tiny", "train", "weights"]  # fmt: skip
 
 
 def test_scaleup_stands_on_the_core():

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from scaleup import tiny
-from scaleup.rollout import LocalEngine
+from scaleup.local import LocalEngine
 
 torch.set_num_threads(1)
 

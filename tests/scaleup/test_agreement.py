@@ -8,7 +8,7 @@ import torch
 from scaleup import tiny, weights
 from scaleup.launch import shared
 from scaleup.measure import score
-from scaleup.rollout import serve
+from scaleup.server import serve
 
 TOLERANCE = 1e-5  # nats, float32
 PROMPTS = [[1, 2, 3], [400, 5, 6, 7, 8, 9], [77]]

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from scaleup import cpu, rollout, tiny
-from scaleup.rollout import expected_checksums, parse, serve
+from scaleup import cpu, local, rollout, tiny
+from scaleup.checksums import expected_checksums
+from scaleup.rollout import parse
+from scaleup.server import serve
 
 TOLERANCE = 1e-5  # nats, float32
 PROMPTS = [[1, 2, 3], [7, 8, 9, 10, 11], [500]]
@@ -427,6 +429,6 @@ def test_shims_do_nothing_with_cuda(monkeypatch):
 
 def test_a_missing_plugin_is_one_sentence(tmp_path, monkeypatch):
     """Without its entry point SGLang would die of a CUDA call; the start is refused instead."""
-    monkeypatch.setattr(rollout, "entry_points", lambda group: [])
+    monkeypatch.setattr(local, "entry_points", lambda group: [])
     with pytest.raises(RuntimeError, match="does not see the plugin"):
-        rollout.defaults(tiny.write(tmp_path), "float32")
+        local.defaults(tiny.write(tmp_path), "float32")
