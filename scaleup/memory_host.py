@@ -22,8 +22,9 @@ Assumed, not measured, and marked in what is printed:
     LENGTH        of full length, as an example of shorter answers
     nodes         are filled as `scaleup.layouts.nodes` counts them, the controller beside rank 0
     sums          moments are not added, but the controller's answers are at their most in each
-    a checkpoint  gathers one buffer of the experts and one of the rest, one after the other (the
-                  gathering is measured); what is copied and read is read in Megatron, not run
+    a checkpoint  gathers the experts and the rest one after the other (measured on two ranks of a
+                  CPU, where gloo at times let go late and took a third more); what is copied, and a
+                  resume, are read in Megatron, not measured
     SGLang        keeps the experts of every cached token, pinned, in each process of an engine,
                   whatever the replay (read in its source, not measured)
 
@@ -106,16 +107,14 @@ def replayed(hf: dict, world: EngineWorld, tokens: float, row: int, replay: str)
     return found
 
 
-def saved(x: RankMemory, i: int, at: TrainerSpec) -> tuple[float, float]:
-    """Bytes of a checkpoint on rank i of a stage: Adam's numbers, and what is there beside them."""
+def saved(x: RankMemory, i: int, at: TrainerSpec) -> tuple[float, float, float]:
+    """Bytes on rank i of a stage in a checkpoint: Adam's numbers, what gathering takes, the copies."""
     # parameters of a buffer, and how many ranks gather it, each its own
     parts = [(x.dense, at.tp), (x.experts, at.ep)]
-    if at.ep == at.tp == 1:
-        parts = [(x.parameters, 1)]
     held = sum(m for m, n in parts if i < n)
     # of one part: a shard, and where it is gathered what came of this number and of the last
     gathering = max(m * (n / len(x.ranks) + (i < n)) for m, n in parts)
-    return GATHERED * held, max(GATHERED * gathering, (GATHERED + SIZE[at.dtype]) * held)
+    return GATHERED * held, GATHERED * gathering, (GATHERED + SIZE[at.dtype]) * held
 
 
 def packed(world: EngineWorld) -> list[tuple[int, int]]:
@@ -174,8 +173,8 @@ def hosts(
             "a push, from rank 0": {"new weights, at rank 0 and stored": 2 * whole * first},
             "a push, to engines": {"new weights in engines": served * e},
             "a checkpoint": {
-                "Adam, gathered": sum(x for x, _ in writes),
-                "beside it (assumed)": sum(x for _, x in writes),
+                "Adam, gathered": sum(x for x, _, _ in writes),
+                "parts or copies of it (assumed)": sum(max(x) for _, *x in writes),
             },
             "a resume": {
                 "Adam, read (assumed)": GATHERED * sum(x.parameters for x, _ in mine) * bool(writes)
