@@ -20,6 +20,7 @@ from pathlib import Path
 
 import polars as pl
 import tomli_w
+from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
 from scaleup.figures import curves, forest, histograms
@@ -55,7 +56,7 @@ def compare(recipe: Recipe, name: str, out: Path) -> list[str]:
         write(out / "recipe.toml", lambda part: part.write_text(tomli_w.dumps(held)))
         with ExitStack() as stack:
             shown = (*Progress.get_default_columns(), TimeElapsedColumn())
-            bar = stack.enter_context(Progress(*shown))
+            bar = stack.enter_context(Progress(*shown, console=Console(stderr=True)))
             task = bar.add_task(f"scaleup compare {name}", total=len(cells) * recipe.training.steps)
             at = (len(cells) - len(missing)) * recipe.training.steps
             bar.update(task, completed=at)
@@ -149,27 +150,25 @@ def summarize(recipe: Recipe, per_run: pl.DataFrame) -> pl.DataFrame:
 
 def findings(recipe: Recipe, summary: pl.DataFrame) -> list[str]:
     """What the intervals support, in sentences."""
-    n = int(summary["seeds"].min())
-    said = []
+    n, said = int(summary["seeds"].min()), []
+    others = summary.filter(pl.col("arm") != recipe.reference)
     for verdict in ("above", "below"):
         for row in summary.filter(pl.col("verdict") == verdict).iter_rows(named=True):
             said.append(
                 f"{row['arm']} at lag {row['lag']}, replay {row['replay']}: {verdict} {recipe.reference}, "
                 f"by {row['diff']:+.3f} [{row['diff_low']:+.3f}, {row['diff_high']:+.3f}]."
             )
-    if not said:
+    if len(others) and not said:
         said.append(
             f"With {n} seeds no method is separated from {recipe.reference} by an interval that holds "
             "for the whole table; none is ranked."
         )
-    alone = summary.filter(
-        (pl.col("arm") != recipe.reference) & ((pl.col("diff_low") > 0) | (pl.col("diff_high") < 0))
-    )
-    total = len(summary.filter(pl.col("arm") != recipe.reference))
-    said.append(
-        f"{len(alone)} of {total} differences have a Student-t interval of their own (95 %, not "
-        f"corrected for {total} comparisons, {n} seeds) without 0; chance alone gives about {0.05 * total:.0f}."
-    )
+    if total := len(others):
+        alone = others.filter((pl.col("diff_low") > 0) | (pl.col("diff_high") < 0))
+        said.append(
+            f"{len(alone)} of {total} differences have a Student-t interval of their own (95 %, not "
+            f"corrected for {total} comparisons, {n} seeds) without 0; chance alone gives about {0.05 * total:.1g}."
+        )
     for lag in recipe.lags:
         for replay in recipe.world.replay:
             at = summary.filter((pl.col("lag") == lag) & (pl.col("replay") == replay))
@@ -192,12 +191,6 @@ def report(recipe, name: str, out: Path, rows, per_run, summary, sentences: list
             "Mean over seeds; the band is a Student-t 95 % interval.",
         ),
         (
-            forest(recipe, per_run),
-            "final_difference",
-            "Final reward against the reference",
-            "Paired differences, one dot a seed; bars are Student-t 95 % intervals over seeds.",
-        ),
-        (
             curves(recipe, rows, "d_bar"),
             "mismatch",
             "Mean |log-ratio| between trainer and engine",
@@ -210,6 +203,14 @@ def report(recipe, name: str, out: Path, rows, per_run, summary, sentences: list
             "Tokens with an advantage and no gradient: clipped, masked or dropped.",
         ),
     ]
+    if len(recipe.arms) > 1:
+        differences = (
+            forest(recipe, per_run),
+            "final_difference",
+            "Final reward against the reference",
+            "Paired differences, one dot a seed; bars are Student-t 95 % intervals over seeds.",
+        )
+        drawn.insert(1, differences)
     logs = [(cell.lag, out / "cells" / cell.name / "token_log") for cell in recipe.cells()]
     logs = [(lag, folder) for lag, folder in logs if folder.exists()]
     if logs:

@@ -152,6 +152,15 @@ def test_ages_and_mismatch_come_from_the_token_log(idle, tmp_path):
     assert (tmp_path / "figures" / "age_and_mismatch.png").exists()
 
 
+def test_one_arm_is_compared_with_nothing(idle, tmp_path):
+    """Curves, and no sentence or figure about differences."""
+    spec = recipe(methods=["grpo=ppo"])
+    said = grid.compare(spec, "mine", finish(spec, tmp_path))
+    assert [x.split(",")[0] for x in said] == ["Lag 1", "Lag 8"]
+    assert (tmp_path / "figures" / "learning_curves.png").exists()
+    assert not (tmp_path / "figures" / "final_difference.png").exists()
+
+
 def test_differs_names_the_setting():
     """Dotted, whichever side misses it."""
     assert differs({"a": 1, "b": {"c": 1}}, {"a": 1, "b": {"c": 1}}) is None
