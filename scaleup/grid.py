@@ -173,8 +173,8 @@ def findings(recipe: Recipe, summary: pl.DataFrame) -> list[str]:
         for replay in recipe.world.replay:
             at = summary.filter((pl.col("lag") == lag) & (pl.col("replay") == replay))
             said.append(
-                f"Lag {lag}, replay {replay}: rewards go from {at['first'].mean():.3f} to "
-                f"{at['final'].min():.3f} to {at['final'].max():.3f} by method; d_bar is "
+                f"Lag {lag}, replay {replay}: mean rewards begin at {at['first'].mean():.3f} and end, by "
+                f"method, at {at['final'].min():.3f} to {at['final'].max():.3f}; d_bar is "
                 f"{at['d_bar'].min():.4f} to {at['d_bar'].max():.4f}, ages up to {at['age_max'].max()}."
             )
     return said
