@@ -26,7 +26,11 @@ from scaleup import weights
 from scaleup.recipe import EngineSpec
 from simlab.config import RunError
 
-DEAD = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+DEAD = (  # the last one is Ray's own doing, where the host runs out of memory
+    ray.exceptions.RayActorError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.OutOfMemoryError,
+)
 START = 600.0  # seconds that a start may take, whatever the recipe's timeout
 
 

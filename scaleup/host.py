@@ -80,7 +80,7 @@ def cluster(world: EngineWorld) -> Iterator[Callable[[RunSpec, Path], Iterator[d
                 if isinstance(row, str):
                     raise RunError(row)
                 yield row
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
             raise RunError(
                 "the controller died; the same command resumes at the last checkpoint"
             ) from error

@@ -32,8 +32,12 @@ def record(folder: Path, spec: RunSpec) -> dict | None:
     path = folder / "settings.json"
     if not path.exists():
         return None
-    held = json.loads(path.read_text())
-    if odd := differs(held["settings"], spec.fixed()):
+    try:
+        held = json.loads(path.read_text())
+        settings = held["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: does not say which run the folder holds ({error!r})") from error
+    if odd := differs(settings, spec.fixed()):
         raise RunError(f"{folder}: holds another run, its {odd} differs; choose another --out")
     return held
 

@@ -78,6 +78,8 @@ def _rows(file: str, columns: Sequence[str]) -> Iterator[dict]:
         return
     with open(file, encoding="utf-8", errors="replace") as lines:
         for n, line in enumerate(lines):
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
             except ValueError as error:

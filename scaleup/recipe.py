@@ -13,6 +13,7 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,6 +27,15 @@ from simlab.specs import named, regime
 from simlab.stabilizers import needs
 
 RECIPES = Path(__file__).parent / "recipes"
+# Of a run that goes on: how often it writes, how long it waits, what it runs on. The layout moves the
+# last bits of a log-prob, as another machine would; the code of a method file stands beside its path.
+MAY_CHANGE = (
+    *("world.checkpoint_every", "world.token_log_every", "training.log_every", "method_file"),
+    *("world.gpus_per_node", "world.gpu_gb"),
+    *(f"world.engine.{name}" for name in ("count", "tp", "timeout", "restarts", "options")),
+    *(f"world.trainer.{name}" for name in ("ranks", "tp", "pp", "ep", "tokens", "recompute")),
+    "world.trainer.optimizer_offload",
+)
 Count = Annotated[int, Field(ge=1)]
 Type = Literal["float32", "bfloat16"]
 
@@ -244,18 +254,21 @@ class RunSpec:
             "arguments": dict(self.arm.arguments),
             "stream": self.arm.stream,
             "method_file": self.arm.file,
+            "method_code": self.arm.file and sha256(Path(self.arm.file).read_bytes()).hexdigest(),
             "lag": self.lag,
             "seed": self.seed,
         }
         return json.loads(json.dumps(held, default=str))
 
     def fixed(self) -> dict:
-        """Settings that a run keeps when it goes on; how often it writes and how long it waits may change."""
+        """Settings that a run keeps when it goes on: all but those of MAY_CHANGE."""
         held = self.settings()
-        for name in ("checkpoint_every", "token_log_every"):
-            del held["world"][name]
-        for name in ("timeout", "restarts"):
-            del held["world"]["engine"][name]
+        for name in MAY_CHANGE:
+            *parents, last = name.split(".")
+            table = held
+            for parent in parents:
+                table = table[parent]
+            del table[last]
         return held
 
 

@@ -245,6 +245,23 @@ def test_tensors_are_read_where_the_store_holds_them(pipeline):
     assert ray.get(ray.remote(twice).options(num_cpus=0).remote(), timeout=100) == (True, True)
 
 
+def test_a_run_goes_on_in_another_layout(pipeline, model, two, tmp_path):
+    """Four steps on one rank, the rest on two with tensor and expert parallelism: the same answers."""
+    more = {"world__checkpoint_every": 4}
+    rows = pipeline(run_spec(model, "2", **more), tmp_path)
+    for row in rows:
+        if row["step"] == 4:  # the checkpoint of step 4 is written
+            processes("ray::Rank")[0].kill()
+            break
+    refused(rows)
+    more |= {"world__trainer__ranks": 2, "world__trainer__tp": 2, "world__trainer__ep": 2}
+    rest = list(pipeline(run_spec(model, "2", **more), tmp_path))
+    assert [row["step"] for row in rest] == [4, 5]
+    assert [row["samples"] for row in rest] == [row["samples"] for row in two[4:]]
+    for name in ("loss", "d_bar", "grad_norm"):
+        assert [row[name] for row in rest] == pytest.approx([x[name] for x in two[4:]], abs=1e-5)
+
+
 LAYOUTS = {"DP2": {}, "TP2 EP2": {"world.trainer.tp": 2, "world.trainer.ep": 2}}
 
 

@@ -1,12 +1,14 @@
 """Recipes of real engines: all but their [world] is a configuration of `simlab compare`."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
-from scaleup.recipe import RECIPES, RunSpec, load
+from scaleup.recipe import RECIPES, RunSpec, differs, load
 from simlab.config import Config, ConfigError
 from simlab.specs import regime
+from simlab.stabilizers import STABILIZERS, ppo
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.toml"))
 
@@ -84,3 +86,25 @@ def test_recipes_are_plain_toml():
     for name in NAMES:
         held = tomllib.loads((RECIPES / f"{name}.toml").read_text())
         assert "base" in held or {"methods", "lags", "training", "world"} <= held.keys()
+
+
+def test_what_makes_a_run(tmp_path):
+    """The code of a method, not the path of its file; no machine; every number of the training."""
+    file = tmp_path / "soft.py"
+    own = (Path(ppo.__file__).read_text()).replace("PPO", "Soft", 1)
+    file.write_text(own)
+    few = {"methods": ["grpo=ppo"], "method_file": [str(file)]}
+
+    def fixed(**changes):
+        recipe = load("tiny_cpu", few | {k.replace("__", "."): v for k, v in changes.items()})
+        return recipe.cells()[1].fixed()
+
+    before = fixed()
+    machines = {"world__trainer__ranks": 2, "world__trainer__tp": 2, "world__engine__count": 3}
+    assert differs(before, fixed(**machines)) is None
+    assert differs(before, fixed(world__trainer__dtype="bfloat16")) == "world.trainer.dtype"
+    assert differs(before, fixed(training__kl_coef=1e-3)) == "training.kl_coef"
+    del STABILIZERS["soft"]
+    file.write_text(own + "# edited\n")
+    assert differs(before, fixed()) == "method_code"
+    del STABILIZERS["soft"]
