@@ -18,6 +18,8 @@ from scaleup.rank import Rank
 from scaleup.recipe import EngineWorld
 from simlab.config import RunError
 
+NOTICE = 10.0  # seconds in which Ray sees a death that the other ranks, left alone, report first
+
 
 def checkpoint_folder(world: EngineWorld, seed: int, out: Path) -> Path:
     """The Hugging Face checkpoint of the first weights; written here if the recipe makes them."""
@@ -77,6 +79,8 @@ class Session:
         try:
             return ray.get(refs, timeout=timeout)
         except ray.exceptions.RayError as error:
+            if not isinstance(error, ray.exceptions.GetTimeoutError):
+                ray.wait(refs, num_returns=len(refs), timeout=NOTICE)
             ends = [_end(ref) for ref in refs]
             self._drop_ranks()
             if dead := [i for i, end in enumerate(ends) if isinstance(end, DEAD)]:
@@ -118,7 +122,7 @@ def _kept(world: EngineWorld) -> tuple:
 
 def _end(ref):
     """How a call ended: its error, True, or None where it has not."""
-    if not ray.wait([ref], timeout=1.0)[0]:
+    if not ray.wait([ref], timeout=0.0)[0]:
         return None
     try:
         ray.get(ref)
