@@ -56,6 +56,7 @@ class Controller:
         record(self.out, spec)
         self.found = self._resume()
         world, exam = spec.world, spec.world.evaluation
+        self.hf, self.tokenizer = weights.read_config(folder), load_tokenizer(folder)
         self.task = self._task(world.task, world.task_options, spec.seed)
         self.exam = None
         if world.evaluate_every:
@@ -71,11 +72,10 @@ class Controller:
         self.engine_seed = int(self._seeds(2, self.step, 0, 1)[0]) % 2**30
 
     def _task(self, name: str, options: dict, seed: int):
-        hf = weights.read_config(self.folder)
         # SGLang keeps two positions for itself
-        room = context(hf, self.world) - self.world.max_new_tokens - 2
-        task = make(name, load_tokenizer(self.folder), seed=seed, limit=room, **options)
-        if task.largest_token() >= (size := hf["vocab_size"]):
+        room = context(self.hf, self.world) - self.world.max_new_tokens - 2
+        task = make(name, self.tokenizer, seed=seed, limit=room, **options)
+        if task.largest_token() >= (size := self.hf["vocab_size"]):
             raise RunError(f"task {name} has token {task.largest_token()}, the model has {size}")
         return task
 

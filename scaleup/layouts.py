@@ -89,13 +89,19 @@ def bundles(world: EngineWorld) -> list[tuple[str, int]]:
     return [("trainer", share)] * (at.ranks // share) + [("engine", engine.tp)] * engine.count
 
 
+def packed(world: EngineWorld) -> list[tuple[int, int]]:
+    """(trainer ranks, engines) of each node, the node of rank 0 first; [] on a CPU. Raises ConfigError."""
+    found = []  # GPUs left, ranks, engines
+    for kind, n in sorted(bundles(world), key=lambda bundle: -bundle[1]):
+        at = next((x for x in found if x[0] >= n), None)
+        if at is None:
+            found.append(at := [world.gpus_per_node, 0, 0])
+        at[0] -= n
+        at[1] += n * (kind == "trainer")
+        at[2] += kind == "engine"
+    return sorted(((r, e) for _, r, e in found), key=lambda x: not x[0])
+
+
 def nodes(world: EngineWorld) -> int:
     """Nodes that a recipe takes, 0 on a CPU. Raises ConfigError."""
-    free = []
-    for _, n in sorted(bundles(world), key=lambda bundle: -bundle[1]):
-        at = next((i for i, left in enumerate(free) if left >= n), None)
-        if at is None:
-            at = len(free)
-            free.append(world.gpus_per_node)
-        free[at] -= n
-    return len(free)
+    return len(packed(world))

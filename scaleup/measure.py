@@ -157,9 +157,8 @@ def simulated(folder, names, aggregation, kl_coef) -> dict[str, tuple]:
             rows[i] = replace(r, fields=r.fields | more)
     micro = trainer.collate(shared)
 
-    plain = model.build(
-        weights.read_config(folder), model.Layout()
-    )  # no DDP, one response at a time
+    # no DDP, one response at a time
+    plain = model.build(weights.read_config(folder), model.Layout())
     weights.load(plain, weights.read(folder))
     everything = [r for rows in shared for r in rows]
     parts = []

@@ -20,7 +20,7 @@ readers of a node share it. That is RAY_ENABLE_ZERO_COPY_TORCH_TENSORS, set in `
 Assumed, not measured, and marked in what is printed:
 
     LENGTH        of full length, as an example of shorter answers
-    nodes         are filled as `scaleup.layouts.nodes` counts them, the controller beside rank 0
+    nodes         are filled as `scaleup.layouts.packed` does, the controller beside rank 0
     sums          moments are not added, but the controller's answers are at their most in each
     a checkpoint  gathers the experts and the rest one after the other (measured on two ranks of a
                   CPU, where gloo at times let go late and took a third more); what is copied, and a
@@ -39,7 +39,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from scaleup import weights
-from scaleup.layouts import bundles
+from scaleup.layouts import packed
 from scaleup.recipe import EngineWorld, Recipe, TrainerSpec
 from simlab.specs import regime
 
@@ -117,20 +117,6 @@ def saved(x: RankMemory, i: int, at: TrainerSpec) -> tuple[float, float, float]:
     return GATHERED * held, GATHERED * gathering, (GATHERED + SIZE[at.dtype]) * held
 
 
-def packed(world: EngineWorld) -> list[tuple[int, int]]:
-    """(trainer ranks, engines) of each node, the node of rank 0 first; one node on a CPU."""
-    found = []  # GPUs left, ranks, engines
-    for kind, n in sorted(bundles(world), key=lambda bundle: -bundle[1]):
-        at = next((x for x in found if x[0] >= n), None)
-        if at is None:
-            found.append(at := [world.gpus_per_node, 0, 0])
-        at[0] -= n
-        at[1] += n * (kind == "trainer")
-        at[2] += kind == "engine"
-    found = [(r, e) for _, r, e in found] or [(world.trainer.ranks, world.engine.count)]
-    return sorted(found, key=lambda x: not x[0])
-
-
 def hosts(
     recipe: Recipe,
     hf: dict,
@@ -153,7 +139,8 @@ def hosts(
     chosen = 4 * hf["num_hidden_layers"] * hf.get("num_experts_per_tok", 0)  # int32
     in_engine = chosen * (sampler.tokens or 0) * world.engine.tp * bool(weights.experts(hf))
     everyone, found = [(x, i) for x in ranks for i in range(len(x.ranks))], []
-    for node, (r, e) in enumerate(packed(world)):
+    one = [(at.ranks, world.engine.count)]  # a CPU's
+    for node, (r, e) in enumerate(packed(world) or one):
         mine, everyone = everyone[:r], everyone[r:]
         first, stored = node == 0, whole * (node == 0 or e > 0)
         writes = [saved(x, i, at) for x, i in mine] if world.checkpoint_every else []
