@@ -35,17 +35,28 @@ class Reference:
         return self.model(torch.tensor([ids])).logits[0]
 
     def logp(self, sample, temperature=1.0):
-        """Log-probs [T] of the tokens of a sample, nats.
-
-        Where two experts tie to 2e-5, rounding decides which one is used, and every later token of the
-        answer may differ: from there on the sample's own numbers are returned, which say nothing.
-        """
+        """Log-probs [T] of the tokens of a sample, nats."""
         ids, P = sample.prompt + sample.output, len(sample.prompt)
         logits = self.logits(ids)[P - 1 : -1]
         output = torch.tensor(sample.output)[:, None]
-        found = (logits / temperature).log_softmax(-1).gather(1, output)[:, 0]
-        decided = (self.margins(ids) > 2e-5).cumprod(0).bool()[P - 1 : -1]
-        return torch.where(decided, found, sample.logp_mu)
+        return (logits / temperature).log_softmax(-1).gather(1, output)[:, 0]
+
+    def gap(self, sample, mine=slice(None), temperature=1.0, ties=False):
+        """Largest distance, nats, of a sample's log-probs from these weights', over the tokens `mine`.
+
+        Tokens behind a tie of experts count with `ties` alone: to ask for a difference, set it.
+        """
+        decided = self.decided(sample.prompt + sample.output)[len(sample.prompt) - 1 : -1]
+        d = (self.logp(sample, temperature) - sample.logp_mu).abs()
+        return torch.where(decided | ties, d, 0)[mine].max().item()
+
+    def decided(self, ids):
+        """For token ids [T], True up to the first that two experts tie for to 2e-5.
+
+        Rounding decides a tie, and every later token of the answer may differ as if by other weights.
+        One token in ten thousand is such a tie.
+        """
+        return (self.margins(ids) > 2e-5).cumprod(0).bool()
 
     @torch.no_grad()
     def margins(self, ids):
