@@ -22,7 +22,6 @@ answer ("unreadable"). A task where none of this can happen has no counts.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ import numpy as np
 from scaleup import weights
 from scaleup.problems import Problem, problems
 from scaleup.verify import Judges
-from simlab.arguments import check_name
+from simlab.arguments import call, check_name
 
 
 @dataclass(frozen=True)
@@ -324,11 +323,7 @@ TASKS = {"residue": Residue, "reasoning_gym": ReasoningGym, "math": Math}
 def make(name: str, tokenizer=None, **options):
     """The task of a name. Raises ValueError for a name or options that do not exist or do not fit."""
     check_name("task", name, TASKS)
-    try:
-        inspect.signature(TASKS[name]).bind(tokenizer, **options)
-    except TypeError as error:
-        raise ValueError(f"task {name}: {error}") from None
-    return TASKS[name](tokenizer, **options)
+    return call(f"task {name}", TASKS[name], tokenizer, **options)
 
 
 def check_tokenizer(tokenizer, config: dict) -> None:

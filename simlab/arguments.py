@@ -14,6 +14,15 @@ def check_name(kind: str, name: str, registry: Iterable[str]) -> None:
         raise ValueError(f"no {kind} {name!r}; there are {', '.join(registry)}")
 
 
+def call(who: str, function, *given, **options):
+    """function(*given, **options). Raises ValueError for an option that is missing or unknown."""
+    try:
+        signature(function).bind(*given, **options)
+    except TypeError as error:
+        raise ValueError(f"{who}: {error}") from None
+    return function(*given, **options)
+
+
 def check_arguments(who: str, known: dict[str, str], arguments: dict) -> None:
     """Raises ValueError for an argument that is unknown or none of the types of its annotation."""
     if unknown := arguments.keys() - known.keys():

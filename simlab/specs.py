@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 
-from simlab.arguments import check_name
+from simlab.arguments import call, check_name
 from simlab.lag import LAGS, Regime
 
 SPEC = re.compile(
@@ -25,10 +25,7 @@ def regime(spec: str) -> Regime:
         return LAGS["interval"](int(spec)) if int(spec) else LAGS["sync"]()
     name, arguments = named(spec)
     check_name("lag regime", name, LAGS)
-    try:
-        return LAGS[name](**arguments)
-    except TypeError as error:
-        raise ValueError(f"lag {spec!r}: {error}") from error
+    return call(f"lag {spec!r}", LAGS[name], **arguments)
 
 
 def named(spec: str) -> tuple[str, dict]:

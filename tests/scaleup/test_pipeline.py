@@ -5,7 +5,6 @@ One cluster and one engine serve most tests; only those about deaths start other
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -23,14 +21,13 @@ import ray
 import tomli_w
 import torch
 
-from scaleup import engines, metrics, tiny
+from scaleup import tiny
 from scaleup.checkpoint import latest
-from scaleup.engines import Pool, Request
 from scaleup.host import Host, cluster
-from scaleup.metrics import Metrics, read
-from scaleup.recipe import EngineSpec, RunSpec, load
+from scaleup.metrics import read
+from scaleup.recipe import RunSpec, load
 from simlab import token_log
-from simlab.config import ConfigError, RunError
+from simlab.config import RunError
 from simlab.specs import regime
 
 CLOCK = {"seconds", "engine_busy", "trainer_busy", "engine_restarts", "queue", "in_flight"}
@@ -516,28 +513,6 @@ def test_token_log_on_a_full_disk(pipeline, model, disk):
     assert file == str(out / "token_log" / f"step_{len(held):08d}.parquet")
 
 
-def test_metrics_on_a_full_disk(model, tmp_path):
-    """A line that does not fit is taken back."""
-    metrics = Metrics(tmp_path, run_spec(model), 0)
-    metrics.add({"step": 0, "reward": 0.5})
-
-    class Full:
-        """Takes half a line."""
-
-        def __init__(self, file):
-            self.file, self.tell, self.truncate = file, file.tell, file.truncate
-            self.close = file.close
-
-        def write(self, line):
-            return self.file.write(line[: len(line) // 2])
-
-    metrics._file = Full(metrics._file)
-    with pytest.raises(RunError, match=r"metrics.jsonl: cannot be written \(No space left"):
-        metrics.add({"step": 1, "reward": 0.25})
-    metrics.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "reward": 0.5}\n'
-
-
 def test_hung_update(pipeline, model, tmp_path):
     """An engine that is stopped in a push: one sentence names it and the version."""
     spec = run_spec(model, "0", world__engine__timeout=TIMEOUT, training__steps=200)
@@ -620,269 +595,3 @@ def test_foreign_tokenizer(model, tmp_path):
     kept.save_pretrained(folder)
     said = host(run_spec(folder), tmp_path)
     assert said == ["the tokenizer has token 599, but the model's vocabulary ends at 511"]
-
-
-MISTAKES = [
-    ({"world.promts": 4}, "world.promts: Extra inputs are not permitted"),
-    ({"world.engine.dtypes": "float32"}, "world.engine.dtypes: Extra inputs"),
-    ({"world.prompts": 0}, "world.prompts: Input should be greater than or equal to 1"),
-    ({"methods": ["grpo=ppo", "satt"]}, "no stabilizer 'satt'"),
-    ({"methods": ["grpo=ppo", "estr"]}, "needs the whole distribution of the engine"),
-    ({"training.proximal": "ewma"}, "proximal ewma runs in the simulator only"),
-    ({"training.proximal": "rollout", "methods": ["grpo=ppo", "decoupled"]}, "keep_weights"),
-    ({"training.optimizer": "sgd"}, "training.optimizer must be adam"),
-    ({"lags": ["two"]}, "no lag regime 'two'"),
-    ({"world.replay": "r4"}, "no replay 'r4'"),
-    ({"world.replay": "r3", "lags": ["fully_async:max_age=2"]}, "replay r3 at lag fully_async"),
-    ({"world.trainer.tp": 2}, "1 ranks cannot be shared by tp 2 x pp 1"),
-    ({"world.evaluate_every": 2}, "evaluate_every needs an evaluation"),
-    (
-        EVALUATED | {"world.evaluation": {"task": "residue"}},
-        "world.evaluation.problems: Field required",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "sentence"), MISTAKES, ids=[s for _, s in MISTAKES])
-def test_recipe_mistakes(model, change, sentence):
-    """A setting that cannot be is a ConfigError of one sentence."""
-    with pytest.raises(ConfigError, match=re.escape(sentence)):
-        load("tiny_cpu", changes(model) | change)
-
-
-def test_load(tmp_path):
-    """A recipe builds on another; changes go by dotted names; an unknown one is a sentence."""
-    path = tmp_path / "mine.toml"
-    path.write_text('base = "tiny_cpu"\nlags = ["4"]\n[training]\nsteps = 7\n')
-    recipe = load(path, {"world.engine.count": 2, "world.prompts": 3})
-    assert (recipe.lags, recipe.training.steps, recipe.training.lr) == (("4",), 7, 3e-3)
-    assert (recipe.world.engine.count, recipe.world.prompts) == (2, 3)
-    assert recipe.world.engine.options["disable_radix_cache"] is True  # of the base
-    with pytest.raises(ConfigError, match="no recipe 'absent': neither a file nor one of"):
-        load("absent")
-    with pytest.raises(ConfigError, match="lags is not a section"):
-        load(path, {"lags.n": 2})
-
-
-def test_name_is_a_folder(model):
-    """Whatever a method and a lag are called."""
-    spec = run_spec(model, "fully_async:max_age=2,updates=1")
-    assert re.fullmatch(r"[\w.+-]+", spec.name)
-    assert "fully_async-max_age-2-updates-1" in spec.name
-    recipe = load("tiny_cpu", changes(model) | {"methods": ["mine/sat=sat", "grpo=ppo"]})
-    odd = RunSpec(recipe.world, recipe.training, recipe.arms[0], "1", "none", 0)
-    assert odd.name == "mine-sat_lag1_none_seed0"
-
-
-def test_wandb_is_given_one_run(model, tmp_path, monkeypatch):
-    """Where it is asked for: a run that resumes is the same one, another folder is another."""
-    begun, logged = [], []
-    fake = SimpleNamespace(
-        log=lambda numbers, step: logged.append((step, numbers)), finish=lambda: None
-    )
-    module = SimpleNamespace(init=lambda **more: begun.append(more) or fake)
-    found = metrics.importlib.util.find_spec
-    monkeypatch.setattr(
-        metrics.importlib.util, "find_spec", lambda name: name == "wandb" or found(name)
-    )
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
-    for folder in ("a", "a", "b"):
-        held = Metrics(tmp_path / folder, run_spec(model), 0)
-        held.add({"step": 0, "reward": 0.5, "samples": "no number"})
-        held.close()
-    assert begun[0]["id"] == begun[1]["id"] != begun[2]["id"]
-    assert begun[0]["config"]["training"]["lr"] == 3e-3
-    assert logged == [(0, {"reward": 0.5})] * 3
-
-
-def test_metrics_before_the_resumed_step_stay(model, tmp_path):
-    """Lines from the resumed step on go, and a last line that was cut."""
-    metrics = Metrics(tmp_path, run_spec(model), 0)
-    for step in range(4):
-        metrics.add({"step": step, "reward": step / 4, "seconds": float(step), "odd": float("nan")})
-    metrics.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "rew')
-    again = Metrics(tmp_path, run_spec(model), 2)
-    again.add({"step": 2, "reward": 9.0})
-    again.close()
-    rows = read(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [0, 1, 2]
-    assert rows[1] == {"step": 1, "reward": 0.25, "seconds": 1.0, "odd": None}
-    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[2])["reward"] == 9.0
-
-
-class Fake:
-    """Ray and its engines in one process. Engine i answers at each `collect` one of its requests."""
-
-    exceptions = ray.exceptions
-
-    def __init__(self):
-        self.dead, self.given, self.began, self.calls, self.started = set(), {}, {}, [], 0
-        self.clock = SimpleNamespace(now=100.0, monotonic=lambda: self.clock.now)
-
-    def actor(self, number):
-        """An engine with the calls that the pool makes."""
-        self.started += 1
-        me = self.started
-        self.given[me] = []
-
-        def begin(requests):
-            self.given[me] += requests
-            self.began.setdefault(me, []).extend(requests)
-
-        def collect(seconds):
-            done = [(r, [f"{r.key} of {me}"]) for r in self.given[me][:1]]
-            del self.given[me][:1]
-            return done, len(self.given[me])
-
-        def method(name, body):
-            def remote(*arguments):
-                self.calls.append((me, name, arguments))
-                return lambda: self.call(me, body, arguments)
-
-            return SimpleNamespace(remote=remote)
-
-        bodies = {"begin": begin, "collect": collect}
-        names = ("begin", "collect", "push", "clear", "pid")
-        return SimpleNamespace(
-            **{n: method(n, bodies.get(n, lambda *_: None)) for n in names}, me=me
-        )
-
-    def call(self, me, body, arguments):
-        """A call that has arrived."""
-        if me in self.dead:
-            raise ray.exceptions.ActorDiedError
-        return body(*arguments)
-
-    def get(self, ref, timeout):
-        """Of one reference."""
-        return ref()
-
-    def wait(self, refs, num_returns=1, timeout=0):
-        """All are ready, and time has gone."""
-        self.clock.now += timeout
-        return refs[:num_returns], refs[num_returns:]
-
-    def kill(self, actor):
-        """Nothing comes back from it."""
-        self.dead.add(actor.me)
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    """A pool's Ray."""
-    found = Fake()
-    monkeypatch.setattr(engines, "ray", found)
-    monkeypatch.setattr(engines, "time", found.clock)
-    monkeypatch.setattr(Pool, "_start", lambda pool, m: setattr(m, "actor", found.actor(m.number)))
-    return found
-
-
-def requests(batch, n, answers=4):
-    """Requests of a batch."""
-    return [Request(batch, i, [1], answers, None, {}) for i in range(n)]
-
-
-def test_requests_go_where_the_load_is_least(fake):
-    """By answers in flight, not by requests, over what is there from before."""
-    pool = Pool("", EngineSpec(count=3), dict)
-    pool.clear()
-    pool.begin(requests(0, 1, answers=8))
-    pool.begin(requests(1, 4, answers=3))
-    assert [[r.key for r in fake.given[i]] for i in (1, 2, 3)] == [
-        [(0, 0)],
-        [(1, 0), (1, 2)],
-        [(1, 1), (1, 3)],
-    ]
-    assert pool.in_flight == 5
-    keys = []
-    while pool.in_flight:
-        keys += [r.key for r, _ in pool.collect(0)]
-    assert sorted(keys) == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
-
-
-def test_a_new_engine_gets_weights_and_requests(fake):
-    """All that was begun together is begun again, what was accepted is not accepted twice."""
-    pool = Pool("", EngineSpec(restarts=1), dict)
-    pool.clear()
-    pool.push("weights", 3)
-    pool.begin(requests(0, 3))
-    first = pool.collect(0)
-    fake.dead.add(1)
-    rest = []
-    while pool.in_flight:
-        rest += pool.collect(0)
-    assert [r.key for r, _ in first] == [(0, 0)]
-    assert [samples for _, samples in rest] == [["(0, 1) of 2"], ["(0, 2) of 2"]]
-    names = [(name, arguments) for me, name, arguments in fake.calls if me == 2]
-    assert names[:3] == [("pid", ()), ("push", ("weights", 3)), ("begin", (requests(0, 3),))]
-    pool.begin(requests(1, 1))
-    fake.dead.add(2)
-    with pytest.raises(RunError, match="engine 0 died, and 1 restarts are used up"):
-        pool.collect(0)
-    pool.clear()  # the next run starts it
-    assert fake.started == 3
-    assert pool.in_flight == 0
-
-
-def test_what_a_busy_engine_lost_is_begun_again_alone(fake):
-    """With new requests among old ones, only what is missing starts again."""
-    pool = Pool("", EngineSpec(), dict)
-    pool.clear()
-    pool.begin(requests(0, 2))
-    pool.collect(0)
-    pool.begin(requests(1, 1))
-    fake.dead.add(1)
-    pool.collect(0)
-    assert [r.key for r in fake.given[2]] == [(0, 1), (1, 0)]
-
-
-def test_a_death_while_the_last_one_is_made_good(fake):
-    """New requests come while accepted ones are sampled again: those stay accepted, through a second
-    death too, and nothing is lost."""
-    pool = Pool("", EngineSpec(restarts=2), dict)
-    pool.clear()
-    pool.begin(requests(0, 3))
-    accepted = pool.collect(0)
-    fake.dead.add(1)
-    pool.collect(0)  # engine 2 begins all three again
-    pool.begin(requests(1, 2))
-    accepted += pool.collect(0)  # (0, 0), for the second time
-    fake.dead.add(2)
-    while pool.in_flight:
-        accepted += pool.collect(0)
-    keys = [r.key for r, _ in accepted]
-    assert sorted(keys) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
-    assert [r.key for r in fake.began[3]] == [(0, 1), (0, 2), (1, 0), (1, 1)]
-
-
-def test_an_engine_without_answers_is_given_up(fake):
-    """Alive, but no answer of it ends within the timeout of waiting for it."""
-    pool = Pool("", EngineSpec(timeout=5, restarts=0), dict)
-    pool.clear()
-    pool.begin(requests(0, 1))
-    fake.given[1].clear()
-    fake.clock.now += 100  # nobody waits: a checkpoint, say
-    assert pool.collect(3) == []
-    with pytest.raises(RunError, match="engine 0 ended no answer in 5 s"):
-        pool.collect(3)
-
-
-def test_a_slow_restart_is_not_the_silence_of_the_others(fake, monkeypatch):
-    """One engine dies and takes long to come back; the other one is left alone."""
-    pool = Pool("", EngineSpec(count=2, timeout=5, restarts=1), dict)
-    pool.clear()
-    pool.begin(requests(0, 4))
-    start = Pool._start
-    monkeypatch.setattr(
-        Pool, "_start", lambda *a: (setattr(fake.clock, "now", fake.clock.now + 60), start(*a))
-    )
-    fake.dead.add(1)
-    keys = []
-    while pool.in_flight:
-        keys += [r.key for r, _ in pool.collect(0)]
-    assert sorted(keys) == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert pool.restarts == 1
-    assert 2 not in fake.dead

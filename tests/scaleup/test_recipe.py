@@ -1,5 +1,6 @@
 """Recipes of real engines: all but their [world] is a configuration of `simlab compare`."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -39,27 +40,45 @@ def test_a_base_is_changed_key_by_key():
     assert load("tiny_cpu", {"world.engine.count": 3}).world.engine.count == 3
 
 
-BAD = {
-    "key": ({"world.promts": 4}, "world.promts: "),
-    "section": ({"training.lr.x": 4}, "training.lr.x: lr is not a section"),
-    "method": ({"methods": ["sta"]}, "sta"),
-    "lag": ({"lags": ["interval"]}, "interval"),
-    "optimizer": ({"training.optimizer": "sgd"}, "must be adam"),
-    "distribution": ({"methods": ["grpo=ppo", "estr:tau=1"]}, "needs the whole distribution"),
-    "proximal": ({"training.proximal": "rollout"}, "proximal rollout needs"),
-    "replay": ({"world.replay": ["r4"]}, "r4"),
-    "task": ({"world.task": "resdue"}, "world.task: no task 'resdue'; there are"),
-    "ranks": ({"world.trainer.ranks": 3, "world.trainer.tp": 2}, "3 ranks cannot be shared"),
-}
+EXAM = {"world.evaluate_every": 2}
+MISTAKES = [
+    ({"world.promts": 4}, "world.promts: Extra inputs are not permitted"),
+    ({"world.engine.dtypes": "float32"}, "world.engine.dtypes: Extra inputs"),
+    ({"world.prompts": 0}, "world.prompts: Input should be greater than or equal to 1"),
+    ({"training.lr.x": 4}, "training.lr.x: lr is not a section"),
+    ({"methods": ["grpo=ppo", "satt"]}, "no stabilizer 'satt'"),
+    ({"methods": ["grpo=ppo", "estr:tau=1"]}, "needs the whole distribution of the engine"),
+    ({"training.proximal": "ewma"}, "proximal ewma runs in the simulator only"),
+    ({"training.proximal": "rollout"}, "keep_weights"),
+    ({"training.optimizer": "sgd"}, "training.optimizer must be adam"),
+    ({"lags": ["two"]}, "no lag regime 'two'"),
+    ({"lags": ["interval"]}, "lag 'interval': missing a required argument: 'n'"),
+    ({"world.replay": "r4"}, "no replay 'r4'"),
+    ({"world.replay": "r3", "lags": ["fully_async:max_age=2"]}, "replay r3 at lag fully_async"),
+    ({"world.task": "resdue"}, "world.task: no task 'resdue'; there are"),
+    ({"world.trainer.tp": 2}, "1 ranks cannot be shared by tp 2 x pp 1"),
+    ({"world.trainer.ranks": 3, "world.trainer.tp": 2}, "3 ranks cannot be shared"),
+    (EXAM, "evaluate_every needs an evaluation"),
+    (EXAM | {"world.evaluation": {"task": "residue"}}, "world.evaluation.problems: Field required"),
+]
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_recipes_are_one_sentence(case):
-    """Refused before anything starts, with the field."""
-    changes, sentence = BAD[case]
-    with pytest.raises((ConfigError, ValueError), match=sentence) as error:
-        load("tiny_cpu", changes)
+@pytest.mark.parametrize(("change", "sentence"), MISTAKES, ids=[s for _, s in MISTAKES])
+def test_recipe_mistakes(change, sentence):
+    """A setting that cannot be is one sentence with its field, before anything starts."""
+    with pytest.raises(ConfigError, match=re.escape(sentence)) as error:
+        load("tiny_cpu", change)
     assert "\n" not in str(error.value)
+
+
+def test_a_recipe_on_another(tmp_path):
+    """A file builds on a recipe; changes go by dotted names and keep what they do not name."""
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "tiny_cpu"\nlags = ["4"]\n[training]\nsteps = 7\n')
+    recipe = load(path, {"world.engine.count": 2, "world.prompts": 3})
+    assert (recipe.lags, recipe.training.steps, recipe.training.lr) == (("4",), 7, 3e-3)
+    assert (recipe.world.engine.count, recipe.world.prompts) == (2, 3)
+    assert recipe.world.engine.options["disable_radix_cache"] is True  # of the base
 
 
 def test_files_that_are_no_recipe(tmp_path):
@@ -79,6 +98,8 @@ def test_names_of_runs_are_folders():
     names = [cell.name for cell in recipe.cells()]
     assert len(set(names)) == len(names) == 8 * 2 * 2 * 4
     assert all(set(name) & set("/:=, ") == set() for name in names)
+    odd = load("tiny_cpu", {"methods": ["mine/sat=sat"], "reference": "mine/sat", "lags": ["1"]})
+    assert odd.cells()[0].name == "mine-sat_lag1_none_seed0"
 
 
 def test_recipes_are_plain_toml():
