@@ -18,7 +18,6 @@ import polars as pl
 import psutil
 import pytest
 import ray
-import tomli_w
 import torch
 
 from scaleup import tiny
@@ -337,20 +336,12 @@ def test_dead_trainer(pipeline, model, evaluated, tmp_path):
     assert list(pipeline(spec, tmp_path)) == []  # a finished run has nothing left
 
 
-def command(folder, model, lag="2"):
-    """`scaleup run` on a recipe of its own file, in a process of its own."""
-    nested = {"base": "tiny_cpu"}
-    for name, value in changes(model, world__checkpoint_every=2).items():
-        *parents, last = name.split(".")
-        table = nested
-        for parent in parents:
-            table = table.setdefault(parent, {})
-        table[last] = value
-    recipe = folder / "recipe.toml"
-    recipe.write_text(tomli_w.dumps(nested))
-    words = ["run", recipe, "--method", "sat-grpo", "--lag", lag, "--out", folder / "run"]
+def command(folder, model):
+    """`scaleup run` in a process of its own."""
+    words = ["run", "tiny_cpu", "--method=sat-grpo", "--lag=2", f"--out={folder / 'run'}", "--set"]
+    words += [f"{k}={v}" for k, v in changes(model, world__checkpoint_every=2).items()]
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "scaleup", *map(str, words)],
+        [sys.executable, "-W", "ignore", "-m", "scaleup", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
