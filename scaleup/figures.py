@@ -14,7 +14,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from scaleup.recipe import Recipe
-from simlab.figures import STYLE
+from simlab.figures import STYLE, colours
 from simlab.intervals import mean_interval
 from simlab.token_log import steps
 
@@ -28,7 +28,7 @@ def curves(recipe: Recipe, rows: pl.DataFrame, column: str) -> Figure:
     down = len(panels) // across
     fig = Figure(figsize=(4.6 * across + 1.4, 2.9 * down))
     axes = np.atleast_1d(fig.subplots(down, across, sharex=True, sharey=True)).ravel()
-    colour = _colours(recipe)
+    colour = colours(recipe)
     for ax, (lag, replay) in zip(axes, panels, strict=True):
         for arm in recipe.arms:
             at = rows.filter(
@@ -50,14 +50,15 @@ def curves(recipe: Recipe, rows: pl.DataFrame, column: str) -> Figure:
     return fig
 
 
-def forest(recipe: Recipe, per_run: pl.DataFrame) -> Figure:
-    """Differences of final reward to the reference, seed by seed; from `grid.runs`."""
+def forest(recipe: Recipe, per_run: pl.DataFrame, summary: pl.DataFrame) -> Figure:
+    """Differences of final reward to the reference, seed by seed; from `grid.runs` and `summarize`."""
     panels = [(lag, replay) for replay in recipe.world.replay for lag in recipe.lags]
     fig = Figure(figsize=(3.1 * len(panels) + 1, 0.34 * len(recipe.arms) + 1.2))
     axes = np.atleast_1d(fig.subplots(1, len(panels), sharey=True))
-    colour, labels = _colours(recipe), [a.label for a in recipe.arms if a.label != recipe.reference]
+    colour, labels = colours(recipe), [a.label for a in recipe.arms if a.label != recipe.reference]
     for ax, (lag, replay) in zip(axes, panels, strict=True):
-        at = per_run.filter((pl.col("lag") == lag) & (pl.col("replay") == replay))
+        here = (pl.col("lag") == lag) & (pl.col("replay") == replay)
+        at, spread = per_run.filter(here), summary.filter(here)["placebo_spread"][0]
         base = at.filter(pl.col("arm") == recipe.reference).sort("seed")["final"].to_numpy()
         for place, label in enumerate(labels):
             x = at.filter(pl.col("arm") == label).sort("seed")["final"].to_numpy() - base
@@ -65,6 +66,7 @@ def forest(recipe: Recipe, per_run: pl.DataFrame) -> Figure:
             ax.plot([low, high], [place, place], color=colour[label], lw=2)
             ax.plot(middle, place, "o", color=colour[label], ms=6)
             ax.plot(x, np.full(len(x), place + 0.22), ".", color=colour[label], ms=4, alpha=0.6)
+        ax.axvspan(-spread, spread, color="0.9", lw=0)
         ax.axvline(0, color="0.6", lw=0.8)
         ax.set_title(f"lag {lag}, replay {replay}")
     axes[0].set_yticks(range(len(labels)), labels)
@@ -132,11 +134,4 @@ def tokens(path: Path) -> pl.DataFrame:
         (pl.col("trainer_version") - pl.col("weight_versions")).alias("age"),
         (pl.col("trainer_logprobs") - mu).abs().alias("d"),
         *more,
-    )
-
-
-def _colours(recipe: Recipe) -> dict[str, object]:
-    own = [a.label for a in recipe.arms if a.label != recipe.reference]
-    return {recipe.reference: "black"} | dict(
-        zip(own, sns.color_palette("husl", len(own)), strict=True)
     )

@@ -9,7 +9,8 @@ final       mean reward over the last eighth of the steps
 difference  final minus the reference's final, seed by seed, at the same lag and replay
 interval    Student-t over seeds, 95 %. With few seeds it assumes that they are near Gaussian
 verdict     "above" or "below" needs the exact interval of the median difference that holds for all
-            comparisons of the table at once. Below about 10 seeds it is infinite, and nothing is ranked
+            comparisons of the table at once, and lies outside the placebo spread: simlab.summary. Below
+            about 10 seeds it is infinite, and nothing is ranked
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from scaleup.host import cluster
 from scaleup.metrics import read, record
 from scaleup.recipe import Recipe, RunSpec
 from simlab.config import RunError
-from simlab.intervals import columns, mean_interval, median_interval
 from simlab.page import embed, write, write_page
+from simlab.summary import paired, placebo_sentence, verdicts
 
 MEANS = (
     "d_bar",
@@ -135,23 +136,17 @@ def summarize(recipe: Recipe, per_run: pl.DataFrame) -> pl.DataFrame:
                 final = mine["final"].to_numpy()
                 row = {"arm": arm.label, "method": arm.name, "lag": lag, "replay": replay}
                 row |= {"seeds": len(final), "first": mine["first"].mean()}
-                row |= columns("final", mean_interval(final))
-                row |= columns("diff", mean_interval(final - reference))
-                row |= columns("typical", median_interval(final - reference, level))
+                row |= paired(final, reference, level)
                 row |= {x: mine[x].mean() for x in names}
                 row |= {x: mine[x].max() for x in ("d_max", "age_max", "skipped")}
-                above, below = row["typical_low"] > 0, row["typical_high"] < 0
-                row["verdict"] = "above" if above else "below" if below else "not separated"
-                if arm.label == recipe.reference:
-                    row["verdict"] = "reference"
                 found.append(row)
-    return pl.DataFrame(found, infer_schema_length=None)
+    return verdicts(recipe, pl.DataFrame(found, infer_schema_length=None), "lag", "replay")
 
 
 def findings(recipe: Recipe, summary: pl.DataFrame) -> list[str]:
     """What the intervals support, in sentences."""
     n, said = int(summary["seeds"].min()), []
-    others = summary.filter(pl.col("arm") != recipe.reference)
+    others = summary.filter(~pl.col("arm").is_in([recipe.reference, *recipe.placebos]))
     for verdict in ("above", "below"):
         for row in summary.filter(pl.col("verdict") == verdict).iter_rows(named=True):
             said.append(
@@ -167,8 +162,10 @@ def findings(recipe: Recipe, summary: pl.DataFrame) -> list[str]:
         alone = others.filter((pl.col("diff_low") > 0) | (pl.col("diff_high") < 0))
         said.append(
             f"{len(alone)} of {total} differences have a Student-t interval of their own (95 %, not "
-            f"corrected for {total} comparisons, {n} seeds) without 0; chance alone gives about {0.05 * total:.1g}."
+            f"corrected for {total} comparisons, {n} seeds) without 0; chance alone gives about {0.05 * total:.2g}."
         )
+    if sentence := placebo_sentence(recipe, summary):
+        said.append(sentence)
     for lag in recipe.lags:
         for replay in recipe.world.replay:
             at = summary.filter((pl.col("lag") == lag) & (pl.col("replay") == replay))
@@ -205,10 +202,11 @@ def report(recipe, name: str, out: Path, rows, per_run, summary, sentences: list
     ]
     if len(recipe.arms) > 1:
         differences = (
-            forest(recipe, per_run),
+            forest(recipe, per_run, summary),
             "final_difference",
             "Final reward against the reference",
-            "Paired differences, one dot a seed; bars are Student-t 95 % intervals over seeds.",
+            "Paired differences, one dot a seed; bars are Student-t 95 % intervals over seeds, the grey band "
+            "is the placebo spread.",
         )
         drawn.insert(1, differences)
     logs = [(cell.lag, out / "cells" / cell.name / "token_log") for cell in recipe.cells()]
@@ -218,7 +216,7 @@ def report(recipe, name: str, out: Path, rows, per_run, summary, sentences: list
             (
                 histograms(logs),
                 "age_and_mismatch",
-                "Age of tokens, and mismatch at each age",
+                "Age of tokens, and mismatch at each lag",
                 "From the token logs. Left: share of tokens by age. Right: share of tokens with |d| above a value.",
             )
         )

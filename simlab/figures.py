@@ -12,7 +12,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from simlab.config import Config
+from simlab.config import Comparison, Config
 from simlab.intervals import mean_interval
 from simlab.summary import VACUOUS
 
@@ -30,7 +30,7 @@ TINY = 1e-6  # the floor of logarithmic axes
 ROW = 7  # learning curves in one panel, besides reference and placebos
 
 
-def colours(config: Config) -> dict[str, object]:
+def colours(config: Comparison) -> dict[str, object]:
     """One colour per arm, the same in every figure; the reference black, placebos grey."""
     own = _own(config)
     many = len(own) > 2 * ROW  # hues of their own would no longer be told apart
@@ -178,7 +178,7 @@ FIGURES = {
 }
 
 
-def _own(config: Config) -> list[str]:
+def _own(config: Comparison) -> list[str]:
     """Labels of the arms that are neither the reference nor a placebo."""
     return [a.label for a in config.arms if a.label not in (config.reference, *config.placebos)]
 

@@ -9,7 +9,7 @@ import polars as pl
 from simlab.config import Config
 from simlab.figures import FIGURES
 from simlab.page import embed, write_page
-from simlab.summary import comparisons
+from simlab.summary import comparisons, placebo_sentence
 
 GUIDES = {
     "learning_curves": (
@@ -129,7 +129,7 @@ def findings(config: Config, table: pl.DataFrame) -> list[str]:
             words = f"gave the very runs of {config.reference}: what tells them apart never acted"
             said.append(f"Lag {lag}: {', '.join(same)} {words}.")
     said += [
-        _placebo_sentence(config, table),
+        placebo_sentence(config, table),
         _collapse_sentence(table),
         _bound_sentence(config, table),
     ]
@@ -153,17 +153,6 @@ def _lag_sentence(config: Config, table: pl.DataFrame, lag: str) -> str:
     spread = table.filter(pl.col("lag") == lag)["placebo_spread"][0]
     note = f"The placebo spread is {spread:.4f}." if config.placebos else "There is no placebo arm."
     return f"Lag {lag}: {'; '.join(parts)}. {note}"
-
-
-def _placebo_sentence(config: Config, table: pl.DataFrame) -> str:
-    placebo = table.filter(pl.col("arm").is_in(config.placebos))
-    if not len(placebo):
-        return ""
-    off = placebo.filter((pl.col("diff_low") > 0) | (pl.col("diff_high") < 0))
-    return (
-        f"Of {len(placebo)} placebo comparisons (arms that differ from {config.reference} by nothing that "
-        f"matters), {len(off)} had a 95 % interval of the mean that excludes zero."
-    )
 
 
 def _collapse_sentence(table: pl.DataFrame) -> str:

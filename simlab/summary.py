@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from simlab.config import Config
+from simlab.config import Comparison, Config
 from simlab.intervals import columns, mean_interval, median_interval, share_interval
 
 COLLAPSE = 0.7
@@ -66,11 +66,8 @@ def summarize(config: Config, rows: pl.DataFrame) -> pl.DataFrame:
         for arm in config.arms:
             frame = at_lag[arm.label]
             final = frame["final"].to_numpy()
-            diff = final - reference["final"].to_numpy()
             row = {"arm": arm.label, "method": arm.name, "lag": lag, "seeds": len(final)}
-            row |= columns("final", mean_interval(final))
-            row |= columns("diff", mean_interval(diff))
-            row |= columns("typical", median_interval(diff, level))
+            row |= paired(final, reference["final"].to_numpy(), level)
             collapsed = int(frame["collapsed"].sum())
             row |= {"collapsed": collapsed}
             row |= columns("collapse", share_interval(collapsed, len(final)))
@@ -84,8 +81,7 @@ def summarize(config: Config, rows: pl.DataFrame) -> pl.DataFrame:
             same = frame.drop("arm").equals(reference.drop("arm"))
             row["same_as_reference"] = same and arm.label != config.reference
             table.append(row)
-    out = pl.DataFrame(table, infer_schema_length=None)
-    return out.with_columns(_verdicts(config, out))
+    return verdicts(config, pl.DataFrame(table, infer_schema_length=None), "lag")
 
 
 def comparisons(config: Config) -> int:
@@ -93,15 +89,40 @@ def comparisons(config: Config) -> int:
     return max((len(config.arms) - 1) * len(config.lags), 1)
 
 
-def placebo_spread(config: Config, table: pl.DataFrame, lag: str) -> float:
-    """Largest |median difference| of a placebo arm at this lag; 0 without placebo arms."""
-    chosen = table.filter(pl.col("arm").is_in(config.placebos) & (pl.col("lag") == lag))
-    return float(chosen["typical"].abs().max()) if len(chosen) else 0.0
+def paired(final: np.ndarray, reference: np.ndarray, level: float) -> dict[str, float]:
+    """Columns final, diff and typical of an arm, seed by seed: means with Student-t intervals, and
+    the median difference with its exact interval at `level`."""
+    diff = final - reference
+    found = columns("final", mean_interval(final)) | columns("diff", mean_interval(diff))
+    return found | columns("typical", median_interval(diff, level))
 
 
-def _verdicts(config: Config, table: pl.DataFrame) -> list[pl.Series]:
-    spread = np.array([placebo_spread(config, table, lag) for lag in table["lag"]])
-    low, high = table["typical_low"].to_numpy(), table["typical_high"].to_numpy()
-    words = np.where(low > spread, "above", np.where(high < -spread, "below", "not separated"))
-    words = np.where(table["arm"] == config.reference, "reference", words)
-    return [pl.Series("placebo_spread", spread), pl.Series("verdict", words.tolist())]
+def verdicts(config: Comparison, table: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """The table with `placebo_spread` (0 without placebo arms) and `verdict`, within each group of `by`."""
+    placebo = pl.col("arm").is_in(config.placebos)
+    spread = pl.col("typical").abs().filter(placebo).max().over(by).fill_null(0.0)
+    table = table.with_columns(spread.alias("placebo_spread"))
+    above = pl.col("typical_low").fill_nan(-np.inf) > pl.col("placebo_spread")
+    below = pl.col("typical_high").fill_nan(np.inf) < -pl.col("placebo_spread")
+    return table.with_columns(
+        pl.when(pl.col("arm") == config.reference)
+        .then(pl.lit("reference"))
+        .when(above)
+        .then(pl.lit("above"))
+        .when(below)
+        .then(pl.lit("below"))
+        .otherwise(pl.lit("not separated"))
+        .alias("verdict")
+    )
+
+
+def placebo_sentence(config: Comparison, table: pl.DataFrame) -> str:
+    """How often a placebo arm's own interval excludes zero; empty without placebo arms."""
+    placebo = table.filter(pl.col("arm").is_in(config.placebos))
+    if not len(placebo):
+        return ""
+    off = placebo.filter((pl.col("diff_low") > 0) | (pl.col("diff_high") < 0))
+    return (
+        f"Of {len(placebo)} placebo comparisons (arms that differ from {config.reference} by nothing that "
+        f"matters), {len(off)} had a 95 % interval of the mean that excludes zero."
+    )

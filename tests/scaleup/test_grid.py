@@ -27,6 +27,8 @@ def row(cell, step):
     reward = 0.5 * step / STEPS + 0.01 * cell.seed + gain * (cell.arm.name == "sat")
     found = {"step": step, "reward": reward, "cut": 0.25, "updated": step != 3, "d_max": 0.5}
     found |= {"d_bar": 0.1, "kl_k3": 0.01, "age": 1.0, "age_max": int(cell.lag), "seconds": 60.0}
+    if cell.arm.label.startswith("placebo"):
+        found["reward"] += float(cell.arm.label.removeprefix("placebo"))
     return found | ({"gate_rate": 0.1} if cell.arm.name == "sat" else {})
 
 
@@ -79,6 +81,18 @@ def test_verdicts_need_seeds_and_agreement(idle, tmp_path):
     found = pl.read_csv(tmp_path / "summary.csv")
     assert found["verdict"].to_list() == ["reference", "above", "reference", "not separated"]
     assert said[0] == "sat at lag 1, replay none: above grpo, by +0.250 [+0.250, +0.250]."
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(".125", "above"), (".375", "not separated")])
+def test_a_verdict_lies_outside_the_placebo_spread(idle, tmp_path, size, verdict):
+    """SAT's .25 at lag 1 is a finding beside a placebo arm that is .125 off, and none beside .375."""
+    spec = recipe(seeds=12, methods=["grpo=ppo", "sat", f"placebo{size}=ppo@1"], lags=["1"])
+    said = grid.compare(spec, "mine", finish(spec, tmp_path))
+    found = pl.read_csv(tmp_path / "summary.csv")
+    assert found["placebo_spread"].to_list() == pytest.approx([float(size)] * 3)
+    assert found["verdict"][1] == verdict
+    assert "1 of 1 differences" in said[-3]  # a placebo arm is none
+    assert "Of 1 placebo comparisons" in said[-2]
 
 
 def test_a_second_call_writes_the_same(idle, tmp_path):

@@ -96,7 +96,7 @@ def test_names_of_runs_are_folders():
         "tiny_cpu", {"lags": ["1", "interval:n=2,in_flight=0"], "world.replay": ["none", "r3"]}
     )
     names = [cell.name for cell in recipe.cells()]
-    assert len(set(names)) == len(names) == 8 * 2 * 2 * 4
+    assert len(set(names)) == len(names) == 9 * 2 * 2 * 4
     assert all(set(name) & set("/:=, ") == set() for name in names)
     odd = load("tiny_cpu", {"methods": ["mine/sat=sat"], "reference": "mine/sat", "lags": ["1"]})
     assert odd.cells()[0].name == "mine-sat_lag1_none_seed0"
