@@ -19,7 +19,7 @@ test: $(VENV)/ready  ## lint and the whole test suite
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
-conformance: $(PEERS)/ready  ## every loss against the code of verl, TRL, polgrad, torchrl and martingale
+conformance: $(PEERS)/ready  ## the losses against the code of verl, TRL, polgrad, torchrl and martingale
 	$(PEERS)/bin/python -m pytest $(FIELD) $(ARGS)
 
 engines: $(ENGINES)/ready  ## SGLang, Megatron-Core and Ray on a CPU

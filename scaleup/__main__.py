@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from scaleup.recipe import Recipe, RunSpec, load
+from simlab.arguments import check_name
 from simlab.config import ConfigError, RunError, Strict
 
 
@@ -54,16 +55,19 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one command; a problem is one sentence on stderr and exit code 2 (130 when stopped)."""
     words = sys.argv[1:] if arguments is None else arguments
     commands = {"plan": run_plan, "run": run_run, "compare": run_compare}
-    if not words or words[0] not in commands:
+    if words[:1] in ([], ["-h"], ["--help"]):
         print(
             f"usage: scaleup {{{','.join(commands)}}} RECIPE [options]\n\nscaleup COMMAND --help explains one."
         )
-        raise SystemExit(0 if words[:1] in (["-h"], ["--help"]) else 2)
+        raise SystemExit(0 if words else 2)
     try:
+        check_name("command", words[0], commands)
         commands[words[0]](words[1:])
     except (ConfigError, RunError, ValueError) as error:
         print(f"scaleup: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:  # `scaleup plan NAME | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("\nscaleup: stopped; the same command goes on", file=sys.stderr)
         os._exit(130)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scaleup.__main__ import main
 from scaleup.recipe import RECIPES, RunSpec, differs, load
 from simlab.config import Config, ConfigError
 from simlab.specs import regime
@@ -69,6 +70,27 @@ def test_recipe_mistakes(change, sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)) as error:
         load("tiny_cpu", change)
     assert "\n" not in str(error.value)
+
+
+COMMANDS = [
+    (["plna"], "no command 'plna'; there are plan, run, compare"),
+    (["plan", "nothing"], "no recipe 'nothing': neither a file nor one of"),
+    (["plan", "tiny_cpu", "--set", "seeds"], "--set 'seeds' is not section.name=value"),
+    (["run", "tiny_cpu", "--method", "x"], "--method 'x' is not among grpo, gspo"),
+    (["run", "tiny_cpu", "--lag", "two"], "no lag regime 'two'; there are"),
+    (["compare", "tiny_cpu", "--set", "seeds=1"], "seeds: Input should be greater"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), COMMANDS, ids=[s for _, s in COMMANDS])
+def test_command_mistakes(capsys, words, sentence):
+    """One sentence on stderr and exit code 2, before anything starts."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert said.startswith(f"scaleup: {sentence}")
+    assert said.count("\n") == 1
 
 
 def test_a_recipe_on_another(tmp_path):
