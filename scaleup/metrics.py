@@ -144,7 +144,7 @@ def log_tokens(folder: Path, spec: RunSpec, step: int, frames: list[pl.DataFrame
 def read(path: Path) -> list[dict]:
     """Rows of a metrics file; a last line that was cut is left out."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text().split("\n") if path.exists() else []:
         try:
             rows.append(json.loads(line))
         except ValueError:

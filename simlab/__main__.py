@@ -41,7 +41,7 @@ class Compare(Strict):
     """A published pair of advantage and aggregation."""
     out: Path | None = None
     """Run folder, runs/<experiment> by default (runs/<experiment>-quick with --quick)."""
-    workers: Annotated[int, Field(ge=1, le=256)] = os.cpu_count() or 1
+    workers: Annotated[int, Field(ge=1, le=256)] = min(os.cpu_count() or 1, 256)
     """Processes, one thread each."""
     token_log: Path | None = None
     """Folder for every sampled token of the logged steps (docs/token_log.md), a folder an arm, lag and block of seeds. Cells that are finished already write none."""

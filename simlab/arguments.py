@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from inspect import Parameter, signature
+from inspect import Parameter, formatannotation, signature
 
 KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool, "None": type(None)}
 
 
 def check_name(kind: str, name: str, registry: Iterable[str]) -> None:
     """Raises ValueError, listing what there is, for a name that is not in the registry."""
-    if name not in registry:
+    if not isinstance(name, str) or name not in registry:
         raise ValueError(f"no {kind} {name!r}; there are {', '.join(registry)}")
 
 
@@ -41,11 +41,12 @@ def check_arguments(who: str, known: dict[str, str], arguments: dict) -> None:
 def settable(function) -> dict[str, str]:
     """Annotations of the hyper-parameters: keyword-only and of plain types. Whole-batch numbers
     are annotated as tensors, and the caller supplies them."""
-    return {
-        p.name: p.annotation
-        for p in signature(function).parameters.values()
-        if p.kind == p.KEYWORD_ONLY and set(str(p.annotation).split(" | ")) <= KINDS.keys()
-    }
+    found = {}
+    for p in signature(function).parameters.values():
+        text = p.annotation if isinstance(p.annotation, str) else formatannotation(p.annotation)
+        if p.kind == p.KEYWORD_ONLY and set(text.split(" | ")) <= KINDS.keys():
+            found[p.name] = text
+    return found
 
 
 def required(function) -> set[str]:

@@ -183,8 +183,8 @@ class Comparison(Strict):
 
     @model_validator(mode="after")
     def _consistent(self):
-        for spec in self.lags:
-            regime(spec)
+        if len({regime(spec) for spec in self.lags}) < len(self.lags):
+            raise ValueError(f"two lags are the same regime ({', '.join(self.lags)})")
         for arm in self.arms:
             if arm.file is not None:
                 check(arm.stabilizer)
@@ -276,7 +276,8 @@ class Arm:
         """Which pi_old the method reads: its own argument before the training's; None if it reads none."""
         if "logp_prox" not in needs(stabilizer := self.stabilizer):
             return None
-        return stabilizer.arguments.get("proximal", how.proximal)
+        own = stabilizer.arguments.get("proximal", "batch")
+        return how.proximal if own == "batch" else own
 
 
 @dataclass(frozen=True)

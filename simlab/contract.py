@@ -26,6 +26,18 @@ from simlab.batches import (
 from simlab.stabilizers import Stabilizer
 from simlab.tokens import OPTIONAL, TOP, nothing
 
+# columns that a run has of itself, in the simulator or on real engines
+LOGGED = frozenset((
+    "experiment", "version", "commit", "config", "arm", "method", "arguments", "lag", "replay",
+    "seed", "step", "J", "J_mu", "L_prime", "remainder", "S", "D_max", "penalty_mean",
+    "penalty_max", "tokens", "d_bar", "d_mean", "d_max", "d_kurtosis", "d_square", "d_q50",
+    "d_q90", "d_q99", "k1", "k2", "k3", "kl", "kl_k1", "kl_k3", "ess", "chi2", "d_policy",
+    "d_impl", "d_engine", "reward", "mixed", "flat_groups", "cut", "unlike_ppo", "active",
+    "loss", "grad_norm", "updated", "skipped_steps", "age", "age_max", "length", "entropy",
+    "screened", "samples", "micro_batches", "queue", "in_flight", "served", "aborted",
+    "seconds", "engine_busy", "trainer_busy", "engine_restarts",
+))  # fmt: skip
+
 
 class BrokenPromise(ValueError):
     """A stabilizer does not do what every stabilizer must; the message says what."""
@@ -72,10 +84,11 @@ def lanes(bound: Stabilizer) -> None:
 
 
 def diagnostics(bound: Stabilizer) -> None:
-    """Every diagnostic reduces by mean, min or max to one finite number a lane."""
+    """Every diagnostic reduces by mean, min or max to one number a lane, under a name of its own."""
     b = ragged(2, lanes=(2,))
     found = bound(b).diagnostics
     for name, value in reduce_diagnostics(b, found).items():
+        _need(name not in LOGGED, f"{name} is a column that every run has; call it otherwise")
         _need(found[name].reduce in ("mean", "min", "max"), f"{name} has an unknown reducer")
         _need(value.shape == (2,), f"{name} does not reduce to one number a lane")
         _need(~value.isnan(), f"{name} is NaN")
@@ -226,7 +239,7 @@ PROMISES: dict[str, Callable[[Stabilizer], None]] = {
 def check(bound: Stabilizer) -> None:
     """Raises BrokenPromise in one sentence, naming the promise, at the first that does not hold."""
     for name, promise in PROMISES.items():
-        summary = promise.__doc__.split(".")[0].splitlines()[0]
+        summary = promise.__doc__.splitlines()[0].split(". ")[0].rstrip(".")
         try:
             promise(bound)
         except BrokenPromise as error:

@@ -54,13 +54,20 @@ class TokenMDPEnv(gymnasium.Env):
         return np.array(self._state), {}
 
     def step(self, action: int):
-        """One token; terminated, with the answer's reward, after the last one."""
+        """One token; terminated, with the answer's reward, after the last one.
+
+        Raises ValueError for an action that is no token, and outside of an episode.
+        """
+        if not self.action_space.contains(action):
+            raise ValueError(f"action must be one of {self.action_space.n} tokens, got {action!r}")
+        if self._state is None:
+            raise ValueError("the answer is over (or not begun): call reset()")
         prompt, t, m = self._state
         m = int(self._next[prompt, t, m, action])
         self._state = prompt, t + 1, m
-        done = t + 1 == self.world.sizes[1]
-        reward = float(self._reward[prompt, m]) if done else 0.0
-        return np.array(self._state), reward, done, False, {}
+        seen, done = np.array(self._state), t + 1 == self.world.sizes[1]
+        self._state = None if done else self._state
+        return seen, float(self._reward[prompt, m]) if done else 0.0, done, False, {}
 
 
 gymnasium.register("simlab/TokenMDP-v0", entry_point="simlab.env:TokenMDPEnv")

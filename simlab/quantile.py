@@ -53,12 +53,12 @@ def order_statistic(
     k = (k(n.reshape(lead)) if callable(k) else k).reshape(-1)
     if reduce is None and k.device.type == "cpu":
         rows = [(x.numpy(), m.numpy()) for x, m in flat]
+        found = None
         if sum(x.shape[-1] for x, _ in rows) < LONG:
             found = _sorted(rows, k.numpy())
-        else:
-            found = (
-                _narrowed([(x[0], m[0]) for x, m in rows], int(k), int(n)) if len(k) == 1 else None
-            )
+        elif len(k) == 1:
+            lane = [(x[0], m[0]) for x, m in rows]
+            found = _narrowed(lane, int(k), int(n)) if int(n) else 0.0
         if found is not None:
             return torch.as_tensor(found).to(flat[0][0]).reshape(lead)
     return _radix(flat, k, add).reshape(lead)

@@ -152,7 +152,7 @@ def _lag_sentence(config: Config, table: pl.DataFrame, lag: str) -> str:
         parts.append(f"not separated from {config.reference}, and not ranked: {', '.join(same)}")
     spread = table.filter(pl.col("lag") == lag)["placebo_spread"][0]
     note = f"The placebo spread is {spread:.4f}." if config.placebos else "There is no placebo arm."
-    return f"Lag {lag}: {'; '.join(parts)}. {note}"
+    return " ".join([f"Lag {lag}:", *(["; ".join(parts) + "."] if parts else []), note])
 
 
 def _collapse_sentence(table: pl.DataFrame) -> str:
@@ -165,7 +165,7 @@ def _collapse_sentence(table: pl.DataFrame) -> str:
         ]
         words += f" ({', '.join(cells)})"
     skipped = int(table["skipped_steps"].sum())
-    note = f" {skipped} steps had a non-finite gradient and were skipped." if skipped else ""
+    note = f" {skipped} steps had a non-finite gradient, which was set to 0." if skipped else ""
     return f"{words}; {diverged} diverged to non-finite weights.{note}"
 
 

@@ -41,6 +41,8 @@ def parse(spec: str) -> tuple[str, str, int, dict]:
     found = SPEC.fullmatch(spec.strip())
     if not found:
         raise ValueError(f"{spec!r} is not [label=]name[@stream][:argument=value,...]")
+    if (found["label"] or "").startswith("_") or "$" in (found["label"] or ""):
+        raise ValueError(f"{spec!r}: a label must not begin with _ or hold $, which figures read")
     arguments = {}
     for pair in (found["arguments"] or "").split(","):
         name, equals, value = pair.partition("=")

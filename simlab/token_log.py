@@ -109,7 +109,14 @@ FINE = {
     "aggregation": lambda x: _word(x) and x in AGGREGATIONS,
     "stabilizer": _word,
     "arguments": lambda x: isinstance(x, dict),
-    "eps": lambda x: x is None or (isinstance(x, tuple) and len(x) == 2 and all(map(_number, x))),
+    "eps": lambda x: (
+        x is None
+        or (
+            isinstance(x, tuple)
+            and len(x) == 2
+            and all(_number(y) and not math.isnan(y) for y in x)
+        )
+    ),
     "code_version": _word,
     "horizon": lambda x: x is None or (type(x) is int and x > 0),
     "notes": lambda x: isinstance(x, dict) and all(map(_word, x.values())),
@@ -141,6 +148,8 @@ class Run:
         for name, fine in FINE.items():
             if not fine(value := getattr(self, name)):
                 raise ValueError(f"{name} cannot be {value!r} in a token log")
+        if self.aggregation == "seq_mean_token_sum_norm" and self.horizon is None:
+            raise ValueError("horizon is needed by aggregation seq_mean_token_sum_norm")
 
     @classmethod
     def of(cls, stabilizer: Stabilizer, **settings) -> Run:

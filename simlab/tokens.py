@@ -79,6 +79,8 @@ class TokenBatch:
             raise ValueError(f"TokenBatch.response must be int64, got {self.response.dtype}")
         if self.n_responses is None:
             used = torch.where(self.mask, self.response, 0)
+            if used.numel() and int(used.min()) < 0:
+                raise ValueError(f"TokenBatch.response is {int(used.min())} on a token of the mask")
             top = int(used.max()) + 1 if used.numel() else 0
             object.__setattr__(self, "n_responses", max(top, 1))
 
@@ -107,8 +109,11 @@ class TokenBatch:
         """
         counts, mask = {}, self.mask
         for name, value in self.held().items():
-            if value.is_floating_point() and name not in TOP:
-                bad = self.mask & ~torch.isfinite(value)
+            if value.is_floating_point():
+                bad = ~torch.isfinite(value)
+                if name in TOP:  # -inf stands for the sampled token itself
+                    bad = (bad & (value != -torch.inf)).any(-1)
+                bad = bad & self.mask
                 counts[name] = bad.sum(-1)
                 mask = mask & ~bad
         return replace(self, mask=mask), counts

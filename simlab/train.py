@@ -24,7 +24,7 @@ from simlab.across_steps import (
 from simlab.advantages import ADVANTAGES
 from simlab.aggregate import AGGREGATIONS, mean
 from simlab.batch_stats import reduce_diagnostics
-from simlab.config import Cell, Training
+from simlab.config import Cell, RunError, Training
 from simlab.draws import GATE, NOISE, SAMPLE, Draws
 from simlab.kl import KL
 from simlab.measure import gradient_shares, measure
@@ -71,6 +71,9 @@ def train(cell: Cell, log: Callable | None = None) -> list[dict]:
             with torch.no_grad():
                 draws = Draws(seeds, NOISE, arm.stream, step)
                 mu = behaviour(policy, w, X, shape, cell.noise, draws)
+            if mu.isnan().any() and all(x.isfinite().all() for x in w.values()):
+                names = ", ".join(noise.name for noise in cell.noise)
+                raise RunError(f"noise {names}: the engine's log-probs are not numbers")
             engine[step] = mu, cumulative(mu), now
         engine = {v: tables for v, tables in engine.items() if v >= lag.version(step)}
         versions = lag.versions(step, spec.horizon)

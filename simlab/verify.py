@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from simlab.bias import study
@@ -16,7 +17,9 @@ from simlab.theory_figures import FIGURES, STEPS, tightness, trajectories
 from theory.claims import CLAIMS
 from theory.search import Found, attack, read_instance
 
+DISTRIBUTIONS = {"mu", "pi", "p"}  # fields of instances
 TRIES = 2000  # random instances per claim, and steps of the search per inequality
+LOGGED = ["arm", "lag", "J", "remainder", "penalty_mean", "penalty_max"]  # read of a run
 ROUNDING = 1e-9  # of the parts of a bias, relative to |grad J|
 
 
@@ -68,9 +71,17 @@ def read_runs(folder: Path) -> pl.DataFrame:
     """Logged rows of a run of `simlab compare`. Raises ValueError if there are none."""
     path = folder / "results.parquet"
     try:
-        return pl.read_parquet(path)
+        return pl.read_parquet(path, columns=LOGGED)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise ValueError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
+
+
+def _distribution(what: str, value) -> None:
+    """Raises ValueError unless each row is a distribution."""
+    for x in value if isinstance(value, list) else [value]:
+        x = np.asarray(x, float)
+        if not ((x >= 0).all() and np.allclose(x.sum(-1), 1, rtol=0, atol=1e-6)):
+            raise ValueError(f"{what} has a row that is no distribution: not >= 0 with sum 1")
 
 
 def check(number: int, instance: Path) -> list[str]:
@@ -80,8 +91,11 @@ def check(number: int, instance: Path) -> list[str]:
             f"no claim {number} takes an instance; there are {', '.join(map(str, CLAIMS))}"
         )
     try:
-        sides = CLAIMS[number].sides(read_instance(instance))
-    except (KeyError, TypeError, IndexError) as error:
+        held = read_instance(instance)
+        for name in DISTRIBUTIONS & held.keys():
+            _distribution(f"{instance}: {name}", held[name])
+        sides = CLAIMS[number].sides(held)
+    except (KeyError, TypeError, IndexError, ArithmeticError) as error:
         raise ValueError(f"{instance}: is not an instance of claim {number} ({error})") from error
     return [
         f"{'VIOLATED' if s.violated else 'holds':8}  {s.name}: {s.lhs:.12g} {'=' if s.equal else '<='} {s.rhs:.12g}"

@@ -1,6 +1,7 @@
 """Whole-batch statistics against sorting, loops and the field cases (C numbers: docs/cases.md)."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -393,6 +394,15 @@ def test_screen_counts_by_field_and_lane():
         "logp_prox": [0, 0],
     }
     assert (b.mask.sum(-1) - kept.mask.sum(-1)).tolist() == [1, 1]
+
+
+def test_screen_reads_the_top_tokens_too():
+    """NaN and +inf among mu's likeliest tokens count; -inf stands for the sampled token itself."""
+    b = tokens([0.0] * 3)
+    top = torch.tensor([[-1.0, -torch.inf], [torch.nan, -2.0], [-1.0, torch.inf]])
+    kept, counts = replace(b, topk=top, topk_mu=torch.full((3, 2), -1.0)).screen()
+    assert kept.mask.tolist() == [True, False, False]
+    assert {k: int(counts[k]) for k in ("topk", "topk_mu")} == {"topk": 2, "topk_mu": 0}
 
 
 def test_group_advantage_by_hand():

@@ -19,14 +19,18 @@ import simlab.pool
 import simlab.report
 from simlab.__main__ import main, parse_compare
 from simlab.aggregate import AGGREGATIONS, mean
+from simlab.arguments import required
 from simlab.config import Config
+from simlab.contract import LOGGED
 from simlab.experiments import e1
 from simlab.figures import FIGURES
+from simlab.methods import GUESS
 from simlab.report import GUIDES
-from simlab.stabilizers import bind
+from simlab.stabilizers import STABILIZERS, bind
 from simlab.summary import summarize
 from simlab.token_log import read, steps
 from simlab.token_rows import to_batch
+from simlab.tokens import nothing
 
 LOG = Path(__file__).parent / "data" / "smollm2_lag8.jsonl"
 TINY = [
@@ -88,6 +92,10 @@ def test_run_folder(folder):
     assert {"experiment", "version", "commit", "config", "arm", "lag", "seed", "step"} <= set(
         rows.columns
     )
+    bound = [bind(k, **dict.fromkeys(required(m.surrogate), GUESS)) for k, m in STABILIZERS.items()]
+    shown = {name for method in bound for name in method(nothing(0)).diagnostics}
+    assert set(rows.columns) - shown <= LOGGED | {"q"}
+    assert not shown & LOGGED
     assert len(rows) == 3 * 2 * 3 * 5  # arms, lags, seeds, logged steps 0 2 4 6 8
     assert rows["experiment"].unique().to_list() == [f"e1-v{e1.VERSION}-changed"]
     pictures = {p.name for p in (folder / "figures").iterdir()}
@@ -250,6 +258,7 @@ MISTAKES = [
     (["--lags", "interval:n=0"], "interval lag needs a whole n >= 1, got 0"),
     (["--lags", "fully_async:max_age=-1"], "fully_async lag needs a whole max_age >= 0, got -1"),
     (["--lags", "fully_async"], "lag 'fully_async': missing a required argument: 'max_age'"),
+    (["--lags", "8", "interval:n=8"], "two lags are the same regime (8, interval:n=8)"),
     (["--lags", "sync:n=1"], "lag 'sync:n=1': got an unexpected keyword argument 'n'"),
     (["--seeds", "1"], "seeds: Input should be greater than or equal to 2"),
     (["--steps", "0"], "steps"),
@@ -276,6 +285,9 @@ MISTAKES = [
     (bad_file("seeds = = 3"), "cannot be read as TOML"),
     (bad_file("[seeds]\nx = 1"), "seeds: Input should be a valid integer"),
     (bad_file('experiment = "e9"'), "no experiment 'e9'"),
+    (bad_file("experiment = [1]"), "no experiment [1]"),
+    (["--methods", "ppo", "_mine=sat"], "a label must not begin with _ or hold $"),
+    (["--methods", "ppo", "a$b=sat"], "a label must not begin with _ or hold $"),
     (["--methods", "ppo", "sat:alpha=0.9,alpha=0.5"], "alpha is given twice"),
     (["--lags", "interval@3:n=8"], "is not name[:argument=value,...]"),
     (["--vocab", "4096", "--prompts", "512"], "at most 4,194,304 are allowed"),

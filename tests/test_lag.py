@@ -93,7 +93,9 @@ def test_specs_name_regimes():
         "fast": "no lag regime",
         "interval:m=3": "interval:m=3",
         "interval:n=2.5": "whole n",
-        "fully_async": "missing 1 required",
+        "fully_async": "missing a required argument: 'max_age'",
+        "interval:n=true": "whole n",
+        "fully_async:max_age=true": "whole max_age",
         "fully_async:max_age=1.5": "whole max_age",
         "fully_async:max_age=2,updates=3": "updates from 0 to max_age, got 3",
     }.items():

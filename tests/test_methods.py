@@ -10,7 +10,7 @@ from batches import graded, ragged
 
 from simlab.__main__ import main
 from simlab.contract import BrokenPromise, check
-from simlab.methods import card, markdown
+from simlab.methods import card, markdown, page
 from simlab.stabilizers import NAMES, STABILIZERS, bind, load
 
 ROOT = Path(__file__).parent.parent
@@ -134,6 +134,9 @@ BROKEN = {
     "precision": SOFT.replace(
         "Surrogate(w * on_mask(b, b.logp)", "Surrogate((w * on_mask(b, b.logp)).float()"
     ),
+    "diagnostics": SOFT.replace("w != 0, {}", 'w != 0, {"J": Diagnostic(d, "mean")}').replace(
+        "import Surrogate", "import Diagnostic, Surrogate"
+    ),
     "constants": SOFT.replace(
         "d.detach()", "(on_mask(b, b.logp.detach()) - on_mask(b, b.logp_mu))"
     ),
@@ -142,7 +145,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("promise", BROKEN)
 def test_a_broken_promise_is_named(own, promise):
-    """Six ways to go wrong, each told by the promise that it breaks."""
+    """Seven ways to go wrong, each told by the promise that it breaks."""
     name = load(own(f"broken_{promise}", BROKEN[promise]))
     with pytest.raises(
         BrokenPromise, match=f"broken_{promise} breaks the promise {promise}"
@@ -160,6 +163,18 @@ def test_a_broken_promise_is_named(own, promise):
         ("raising", "1 / 0", "cannot be loaded (ZeroDivisionError"),
         ("nothing", "x = 1", "has no function surrogate"),
         ("wild", BROKEN["masked"], "wild breaks the promise masked"),
+        ("_soft", SOFT, "must be a word"),
+        ("leaving", "import sys; sys.exit(3)", "cannot be loaded (SystemExit: 3)"),
+        (
+            "naming",
+            SOFT.replace("log_ratio(b), ", "log_ratios(b), "),
+            "naming: NameError: name 'log_r",
+        ),
+        (
+            "two",
+            SOFT.replace("b: TokenBatch, *", "b: TokenBatch, c, *"),
+            "two: TypeError: surrogate()",
+        ),
         ("slow", SOFT.replace("power: float", "power: Power"), "has no argument power"),
     ],
 )
@@ -177,6 +192,21 @@ def test_a_bad_file_is_one_sentence_and_writes_nothing(own, tmp_path, capsys, na
     assert says in err
     assert err.count("\n") == 1
     assert not out.exists()
+
+
+def test_annotations_may_be_types(own):
+    """Without `from __future__ import annotations` the arguments of a file are the same."""
+    plain = SOFT.replace("from __future__ import annotations\n", "")
+    name = load(own("plain", plain.replace("float = 1.0", "float | None = 1.0")))
+    assert bind(name, power=2).arguments == {"power": 2}
+    assert "power=1.0" in page(name)
+
+
+def test_a_file_must_be_python(tmp_path):
+    """A text or a folder is named."""
+    for path in (tmp_path / "rule.txt", tmp_path):
+        with pytest.raises(ValueError, match=r"is not a \.py file"):
+            load(path)
 
 
 def test_a_missing_file_is_one_sentence(tmp_path, capsys):

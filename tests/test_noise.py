@@ -182,6 +182,12 @@ def put(row, name, index, value):
             lambda rows: rows[2]["rollout_logprobs"].append(-1.0),
             "row 2 has 9 trainer_logprobs_before, 10 rollout_logprobs",
         ),
+        (
+            lambda rows: [
+                r.pop("trainer_logprobs_before") and r["weight_versions"].pop() for r in rows
+            ],
+            "row 0 has 48 trainer_logprobs, 48 rollout_logprobs, 48 loss_mask, 47 weight_versions",
+        ),
         (put(4, "loss_mask", 1, 0.5), "row 4: loss_mask must hold 0 and 1 only"),
         (lambda rows: rows.clear(), "0 unmasked tokens"),
         (
@@ -220,6 +226,27 @@ def test_one_new_token_is_lag_too(tmp_path):
 
     with pytest.raises(ValueError, match="sampled at version 0 and scored at version 8"):
         read_pairs(edited(tmp_path, change))
+
+
+def test_a_constant_gap_is_not_noise(tmp_path):
+    """The same gap at every token has no spread to compare with, and is refused all the more."""
+
+    def change(rows):
+        for row in rows:
+            row["rollout_logprobs"] = [-2.0] * len(row["loss_mask"])
+            row["trainer_logprobs_before"] = [-2.25] * len(row["loss_mask"])
+
+    with pytest.raises(ValueError, match=r"mean gap -0\.250 nats is not small"):
+        read_pairs(edited(tmp_path, change))
+
+
+def test_a_text_may_hold_any_line_separator(tmp_path):
+    """JSON lines end with a line feed; U+2028 inside of a string ends nothing."""
+    path = Path(edited(tmp_path, lambda rows: None))
+    rows = [json.loads(line) | {"text": "a\u2028b"} for line in path.read_text().split("\n")[:-1]]
+    want = read_pairs(str(path))
+    path.write_text("\n".join(json.dumps(r, ensure_ascii=False) for r in rows), encoding="utf-8")
+    assert np.array_equal(read_pairs(str(path)), want)
 
 
 def test_a_truncation_mismatch_is_not_noise(tmp_path):

@@ -7,6 +7,8 @@ from batches import on_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simlab.arguments import required
+from simlab.batch_stats import mismatch
 from simlab.quantile import (
     LONG,
     STRIDE,
@@ -16,6 +18,8 @@ from simlab.quantile import (
     order_statistic,
     rank,
 )
+from simlab.stabilizers import STABILIZERS, bind
+from simlab.tokens import nothing
 
 N = LONG + 12_345
 few = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -50,6 +54,19 @@ def test_every_route_finds_the_same_number(name, x, masked, dtype):
         for shards in (whole, cut):
             assert abs_quantile(shards, alpha).item() == want
             assert abs_quantile(shards, alpha, lambda counts: counts).item() == want
+
+
+@pytest.mark.parametrize("n", [LONG - 1, LONG, N])
+def test_nothing_active_is_zero_at_any_length(n):
+    """By every route and for every method: a long batch under the mask is as empty as a short one."""
+    shard = torch.full((n,), torch.nan), torch.zeros(n, dtype=torch.bool)
+    assert abs_quantile([shard], 0.9).item() == 0
+    assert abs_quantile([shard], 0.9, lambda counts: counts).item() == 0
+    b = nothing(n)
+    mismatch(b)
+    for name, module in STABILIZERS.items():
+        out = bind(name, **dict.fromkeys(required(module.surrogate), 0.5))(b)
+        assert not out.active.any()
 
 
 def test_a_sample_that_misleads_costs_no_exactness():

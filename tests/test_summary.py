@@ -99,6 +99,14 @@ def test_overlapping_arms_are_never_ranked():
     assert "There is no placebo arm" in text
 
 
+def test_a_reference_among_its_placebos_has_no_findings():
+    """Nothing is said of methods where there are none."""
+    methods = ("ppo", "placebo-draws=ppo@1")
+    data = curves(ppo=[0.6] * SEEDS, **{"placebo-draws": [0.7] * SEEDS})
+    said = findings(config(*methods), summarize(config(*methods), rows(data)))
+    assert said[0] == "Lag 1: The placebo spread is 0.1000."
+
+
 def test_identical_arms_are_named():
     """Arms with the very same runs are named; arms that end alike but were cut differently are not."""
     data = rows(curves(ppo=noisy(0.6), sat=noisy(0.6)))

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from markupsafe import escape
@@ -111,6 +112,8 @@ def test_missing_support_and_nan_are_not_success():
     with pytest.raises(ValueError, match="needs pi << mu"):
         CLAIMS[7].sides({"mu": mu[0][0], "p": pi[0][0]})
     assert Side("x", float("nan"), 1.0).violated
+    assert not Side("x", float("inf"), float("inf")).violated
+    assert Side("x", float("inf"), 1.0).violated
     assert Side("x", 1.0, float("nan"), True).violated
 
 
@@ -268,13 +271,18 @@ def test_every_instance_survives_its_file(number, tmp_path):
         (["--claim", "4", "--instance", "{file}"], "is not an instance of claim 4"),
         (["--budget", "0"], "budget: Input should be greater than 0"),
         (["--runs", "absent"], "absent/results.parquet: cannot be read"),
+        (["--runs", "{runs}"], "results.parquet: cannot be read"),
+        (["--claim", "7", "--instance", "{odd}"], "odd.json: p has a row that is no distribution"),
     ],
 )
 def test_mistakes_are_one_sentence(words, says, tmp_path, capsys):
     """Exit 2, file or option named."""
     file = tmp_path / "x.json"
     file.write_text('{"a": [1, 2]}')
-    words = [w.format(file=file) for w in words]
+    odd = tmp_path / "odd.json"
+    odd.write_text('{"mu": [0.5, 0.5], "p": [5, 0.5]}')
+    pl.DataFrame({"J": [0.5]}).write_parquet(tmp_path / "results.parquet")
+    words = [w.format(file=file, odd=odd, runs=tmp_path) for w in words]
     with pytest.raises(SystemExit) as stop:
         main(["verify", "--out", str(tmp_path / "out"), *words])
     assert stop.value.code == 2

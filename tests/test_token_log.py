@@ -1,6 +1,7 @@
 """The token log: bit-for-bit round trips, sentences for what is wrong, and the simulator's own log."""
 
 import json
+import math
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -174,7 +175,7 @@ for name in ("stabilizer", "arguments", "eps"):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", 0), ("top_p", 1.5), ("top_k", 0), ("logprob_mode", "?"), ("aggregation", "sum"),
-     ("stabilizer", ""), ("eps", (1,)), ("eps", 0.2), ("code_version", ""), ("arguments", [1]),
+     ("stabilizer", ""), ("eps", (1,)), ("eps", 0.2), ("eps", (math.nan, 0.2)), ("code_version", ""), ("arguments", [1]),
      ("temperature", "1"), ("top_k", True), ("logprob_mode", []), ("horizon", 0), ("notes", 3)],
 )  # fmt: skip
 def test_impossible_settings_are_refused(tmp_path, name, value):
@@ -185,6 +186,14 @@ def test_impossible_settings_are_refused(tmp_path, name, value):
     rows_of(ragged()).write_parquet(path, metadata=held)
     with pytest.raises(ValueError, match=rf"x.parquet: metadata {name} cannot be "):
         read(path)
+
+
+def test_an_aggregation_comes_with_its_horizon():
+    """A loss that was divided by the horizon cannot be computed again without it."""
+    with pytest.raises(
+        ValueError, match="horizon is needed by aggregation seq_mean_token_sum_norm"
+    ):
+        replace(RUN, aggregation="seq_mean_token_sum_norm", horizon=None)
 
 
 def test_steps_are_files(tmp_path):

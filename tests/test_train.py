@@ -1,14 +1,17 @@
 """The batched loop against a plain one-seed loop, lanes, lag and the null run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from simlab import train as loop
 from simlab.advantages import ADVANTAGES
-from simlab.config import Config, Training, WorldSpec
+from simlab.config import Config, RunError, Training, WorldSpec
 from simlab.draws import SAMPLE, Draws
 from simlab.experiments import EXPERIMENTS
+from simlab.noise import Noise
 from simlab.specs import regime
 from simlab.train import train
 
@@ -198,7 +201,7 @@ def test_every_aggregation_trains(aggregation):
 
 
 # ---------------------------------------------------------------- what methods ask of the loop
-def last(name, *, method="decoupled:proximal=batch", lags=("2",), steps=12, **how):
+def last(name, *, method="decoupled", lags=("2",), steps=12, **how):
     """A logged number at the last step, per seed."""
     training = Training(**({"steps": steps, "log_every": 4} | how))
     (cell,) = cells(methods=(method,), reference=method, lags=lags, training=training)
@@ -214,12 +217,22 @@ def test_every_proximal_policy_is_another_one():
     assert len({tuple(x) for x in runs.values()}) == 3
     for how, run in runs.items():
         assert last("J", method=f"decoupled:{tight},proximal={how}") == run
+        written_out = f"decoupled:{tight},proximal=batch"  # the default: what the training hands in
+        assert last("J", method=written_out, proximal=how) == run
 
 
 def test_the_proximal_policy_of_step_is_the_current_one():
     """At `step` pi/prox is 1: nothing is ever clipped, and a band on k is a band on pi/mu."""
     assert last("cut", method="decoupled:proximal=step,eps_low=0,eps_high=0") == [0.0] * 3
     assert max(last("cut", method="decoupled:proximal=rollout,eps_low=0,eps_high=0")) > 0
+
+
+def test_noise_without_numbers_ends_the_run():
+    """Engine log-probs that are NaN are a sentence, not a run of skipped steps."""
+    noise = (Noise("student_t", {"df": 1e-9}),)
+    (cell,) = cells(methods=("ppo",), lags=("1",), training=Training(steps=2))
+    with pytest.raises(RunError, match="noise student_t: the engine's log-probs are not numbers"):
+        train(replace(cell, noise=noise))
 
 
 def test_a_kl_term_holds_the_policy_near_the_first_one():

@@ -181,6 +181,20 @@ def test_episode_ends_with_the_reward():
     assert isinstance(reward, float)
 
 
+def test_an_action_that_cannot_be():
+    """No token, a negative index, a step after the end: a sentence."""
+    env = gymnasium.make(ID, horizon=1, vocab=4).unwrapped
+    with pytest.raises(ValueError, match="call reset"):
+        env.step(0)
+    env.reset(seed=0)
+    for action in (-1, 4, 0.5):
+        with pytest.raises(ValueError, match="action must be one of 4 tokens, got"):
+            env.step(action)
+    env.step(3)
+    with pytest.raises(ValueError, match="call reset"):
+        env.step(0)
+
+
 def test_vector_env_agrees_with_the_batched_sampler():
     """Same world, same policy: final rewards and last automaton states have the same distribution."""
     V, T, episodes = 4, 4, 3000

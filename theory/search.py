@@ -34,6 +34,8 @@ class Side(NamedTuple):
     @property
     def violated(self) -> bool:
         """Beyond rounding; a NaN on either side is a violation."""
+        if self.lhs == self.rhs:  # infinities too
+            return False
         gap = self.lhs - self.rhs
         allowed = TOLERANCE[0] * abs(self.rhs) + TOLERANCE[1]
         return not (abs(gap) if self.equal else gap) <= allowed

@@ -34,11 +34,11 @@ class FullyAsync:
     on_broadcast = "retract"
 
     def __post_init__(self):
-        if not (isinstance(self.max_age, int) and self.max_age >= 0):
+        if not (type(self.max_age) is int and self.max_age >= 0):
             raise ValueError(f"fully_async lag needs a whole max_age >= 0, got {self.max_age!r}")
         if self.updates is None:
             object.__setattr__(self, "updates", min(1, self.max_age))
-        if not (isinstance(self.updates, int) and 0 <= self.updates <= self.max_age):
+        if not (type(self.updates) is int and 0 <= self.updates <= self.max_age):
             raise ValueError(
                 f"fully_async lag needs whole updates from 0 to max_age, got {self.updates!r}"
             )

@@ -24,9 +24,9 @@ class Interval:
     on_broadcast = "drain"
 
     def __post_init__(self):
-        if not (isinstance(self.n, int) and self.n >= 1):
+        if not (type(self.n) is int and self.n >= 1):
             raise ValueError(f"interval lag needs a whole n >= 1, got {self.n!r}")
-        if not (isinstance(self.in_flight, int) and self.in_flight >= 0):
+        if not (type(self.in_flight) is int and self.in_flight >= 0):
             raise ValueError(f"interval lag needs a whole in_flight >= 0, got {self.in_flight!r}")
 
     @property

@@ -47,7 +47,7 @@ def read_pairs(path: str) -> tuple[np.ndarray, np.ndarray]:
     if len(trainer) < BINS:
         raise ValueError(f"{file}: {len(trainer)} unmasked tokens, at least {BINS} are needed")
     d = trainer - rollout
-    if abs(d.mean()) > d.std() / 2 > 0:
+    if abs(d.mean()) > d.std() / 2:
         raise ValueError(
             f"{file}: the mean gap {d.mean():.3f} nats is not small against its spread {d.std():.3f}; "
             "that is a temperature, truncation or position mismatch, not noise that can be replayed"
@@ -60,7 +60,8 @@ def _read_rows(file: Path) -> list[dict]:
         if file.suffix == ".parquet":
             return pl.read_parquet(file).to_dicts()
         if file.suffix == ".jsonl":
-            return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+            lines = file.read_text(encoding="utf-8").split("\n")  # a text may hold other line ends
+            return [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(f"{file}: cannot be read ({first})") from error
@@ -74,6 +75,8 @@ def _read_row(where: str, row: dict, score: str) -> np.ndarray:
     columns = {name: _numbers(where, row, name) for name in (score, "rollout_logprobs")}
     if row.get("loss_mask") is not None:
         columns["loss_mask"] = _numbers(where, row, "loss_mask")
+    if score == "trainer_logprobs" and row.get("weight_versions") is not None:
+        columns["weight_versions"] = _numbers(where, row, "weight_versions")
     lengths = [len(x) for x in columns.values()]
     if len(set(lengths)) > 1:
         sizes = ", ".join(f"{n} {name}" for n, name in zip(lengths, columns, strict=True))
@@ -82,10 +85,10 @@ def _read_row(where: str, row: dict, score: str) -> np.ndarray:
     if not np.isin(mask, (0, 1)).all():
         raise ValueError(f"{where}: loss_mask must hold 0 and 1 only")
     active = mask > 0
-    if score == "trainer_logprobs" and row.get("weight_versions") is not None:
-        versions, scored = _numbers(where, row, "weight_versions"), row.get("trainer_version")
-        other = active & (versions != scored) if len(versions) == len(mask) else ~active
-        if scored is not None and other.any():
+    versions, scored = columns.pop("weight_versions", None), row.get("trainer_version")
+    if versions is not None and scored is not None:
+        other = active & (versions != scored)
+        if other.any():
             raise ValueError(
                 f"{where} was sampled at version {versions[other][0]:.0f} and scored at version "
                 f"{scored}; that gap holds policy lag, so trainer_logprobs_before (scores at the "

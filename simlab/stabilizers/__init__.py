@@ -72,9 +72,13 @@ class Stabilizer:
         """The whole-batch numbers over all micro-batches of this rank (and, by `reduce`, all ranks).
 
         `previous` is the answer of the step before, for methods that keep something across steps.
+        Raises ValueError without a micro-batch; it may be an empty one.
         """
         if not self.whole_batch:
             return {}
+        batches = list(batches)
+        if not batches:
+            raise ValueError(f"{self.name}: whole-batch numbers need at least one micro-batch")
         kept = (
             {"previous": previous} if "previous" in signature(self.whole_batch).parameters else {}
         )
@@ -107,8 +111,17 @@ def bind(name: str, **arguments) -> Stabilizer:
         for part, known in own.items()
     }
     bound = Stabilizer(name, arguments, split["surrogate"], split.get("whole_batch"))
-    bound(nothing(0))  # the modules check their own values
+    try:
+        bound(nothing(0))  # the modules check their own values
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a user's code may raise
+        raise ValueError(f"{name}: {_problem(error)}") from error
     return bound
+
+
+def _problem(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def load(path: Path) -> str:
@@ -123,7 +136,9 @@ def load(path: Path) -> str:
         if getattr(held, "__file__", None) == str(path.resolve()):
             return name
         raise ValueError(f"{path}: there is a stabilizer {name} already, rename the file")
-    if not name.isidentifier():
+    if path.suffix != ".py":
+        raise ValueError(f"{path}: is not a .py file")
+    if not name.isidentifier() or name.startswith("_"):
         raise ValueError(
             f"{path}: the name of the file must be a word, it becomes the method's name"
         )
@@ -131,9 +146,8 @@ def load(path: Path) -> str:
     try:
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's code may raise
-        problem = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{path}: cannot be loaded ({problem})") from error
+    except (Exception, SystemExit) as error:  # whatever a user's code may raise
+        raise ValueError(f"{path}: cannot be loaded ({_problem(error)})") from error
     if not callable(getattr(module, "surrogate", None)):
         raise ValueError(f"{path}: has no function surrogate(b, *, ...)")
     STABILIZERS[name] = module

@@ -10,6 +10,8 @@ Gradient weight on grad log pi: r A 4 s (1 - s), s = sigmoid(tau (r - 1)).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from simlab.tokens import (
@@ -25,10 +27,10 @@ from simlab.tokens import (
 
 
 def surrogate(b: TokenBatch, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Surrogate:
-    """Raises ValueError unless both tau are above 0."""
+    """Raises ValueError unless both tau are above 0 and finite."""
     for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
-        if not tau > 0:
-            raise ValueError(f"sapo: {name} must be above 0, got {tau}")
+        if not 0 < tau < math.inf:
+            raise ValueError(f"sapo: {name} must be above 0 and finite, got {tau}")
     d, A = log_ratio(b), on_mask(b, b.advantage)
     with torch.no_grad():
         r = ratio(d)

@@ -27,6 +27,7 @@ from scaleup.metrics import read
 from scaleup.recipe import RunSpec, load
 from simlab import token_log
 from simlab.config import RunError
+from simlab.contract import LOGGED
 from simlab.specs import regime
 
 CLOCK = {"seconds", "engine_busy", "trainer_busy", "engine_restarts", "queue", "in_flight"}
@@ -167,6 +168,17 @@ def test_fully_async_updates_answers_in_flight(pipeline, model, tmp_path):
 def test_row_is_the_token_log(one):
     """d_bar, its parts, the KL estimators and ages of a row are those of the logged tokens."""
     out, rows = one
+    sat = {
+        "q",
+        "gate_rate",
+        "c_min",
+        "radius_low",
+        "radius_high",
+        "clip_high",
+        "clip_low",
+        "overflow",
+    }
+    assert rows[0].keys() - sat <= LOGGED  # names that no method may take
     for row, t in zip(rows, logged(out), strict=True):
         new, mu = t["trainer_logprobs"].astype(float), t["rollout_logprobs"].astype(float)
         old = t["trainer_logprobs_before"].astype(float)

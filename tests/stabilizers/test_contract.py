@@ -3,6 +3,7 @@ unasked, with the arguments of its golden cases. Methods are also compared with 
 """
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,6 +192,7 @@ IMPOSSIBLE = [
     ("opsm", {"delta": -1.0}),
     ("oracle", {"delta": float("nan")}),
     ("sapo", {"tau_pos": 0}),
+    ("sapo", {"tau_pos": math.inf}),
     ("sapo", {"tau_neg": -1.0}),
     ("sat", {"ema": 1.0}),
     ("sat_open", {"gate": "top"}),
@@ -239,6 +241,23 @@ def test_a_masked_response_index_sizes_nothing():
     b = tokens([0.1, 0.2, 0.3], mask=[1, 1, 0], response=[0, 1, 2**40])
     assert b.n_responses == 2
     assert bind("gspo")(b).S.shape == (3,)
+
+
+def test_a_response_without_a_number_is_named():
+    """-1 pads; on a token of the mask it would index from the end."""
+    with pytest.raises(ValueError, match=r"TokenBatch\.response is -1 on a token of the mask"):
+        tokens([0.1, 0.2], response=[0, -1])
+
+
+def test_whole_batch_numbers_need_a_micro_batch():
+    """For every method that has some; an empty micro-batch is one."""
+    for case in CASES:
+        bound = method(case)
+        if bound.whole_batch:
+            with pytest.raises(
+                ValueError, match=f"{bound.name}: whole-batch numbers need at least"
+            ):
+                bound.stats([])
 
 
 @pytest.mark.parametrize("field", ["logp_mu", "advantage", "mask", "response", "logp_prox"])
