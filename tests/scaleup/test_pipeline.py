@@ -25,9 +25,8 @@ from scaleup.checkpoint import latest
 from scaleup.host import Host, cluster
 from scaleup.metrics import read
 from scaleup.recipe import RunSpec, load
-from simlab import token_log
+from simlab import contract, token_log
 from simlab.config import RunError
-from simlab.contract import LOGGED
 from simlab.specs import regime
 
 CLOCK = {"seconds", "engine_busy", "trainer_busy", "engine_restarts", "queue", "in_flight"}
@@ -178,7 +177,7 @@ def test_row_is_the_token_log(one):
         "clip_low",
         "overflow",
     }
-    assert rows[0].keys() - sat <= LOGGED  # names that no method may take
+    assert rows[0].keys() - sat <= contract.LOGGED  # names that no method may take
     for row, t in zip(rows, logged(out), strict=True):
         new, mu = t["trainer_logprobs"].astype(float), t["rollout_logprobs"].astype(float)
         old = t["trainer_logprobs_before"].astype(float)
