@@ -279,7 +279,7 @@ def on_trainers(n: Numbers) -> list[str]:
     return [
         "## Routing replay",
         table(["replay on perturbed weights", GIVEN, MOVED], body),
-        f"Negative control, PP2 with recomputation and the action left at forward: the loss shows nothing "
+        f"Negative control, PP2 with recomputation and the routers not switched to replay in the recomputation: the loss shows nothing "
         f"(difference {loss:.1e}), the gradient norm is {wide(wrong, 'norm'):.4f} instead of "
         f"{wide(right, 'norm'):.4f}, and there is no error. The slope of the loss along the routers' gradient "
         f"under R3 is {wide('router', 'gradient'):.5f} by the gradient and "
