@@ -204,6 +204,8 @@ def parse_compare(words: list[str]) -> Compare:
     first.add_argument("--config", type=Path)
     first.add_argument("--quick", action="store_true")
     first.add_argument("--preset")
+    first.add_argument("--noise", nargs="*")
+    first.add_argument("--noise-from")
     try:
         early, _ = first.parse_known_args(words)
     except argparse.ArgumentError as error:
@@ -216,6 +218,8 @@ def parse_compare(words: list[str]) -> Compare:
         check_name("preset", early.preset, PRESETS)
         settings = merge(settings, {"training": PRESETS[early.preset]})
     settings = merge(settings, {k: v for k, v in own.items() if k != "experiment"})
+    if early.noise is not None and early.noise_from is None:
+        settings.pop("noise_from", None)  # an option wins over the file that would replace it
     base = Compare(experiment=name, settings=Config(**settings))
     return tyro.cli(
         Compare,

@@ -230,6 +230,10 @@ def test_precedence(tmp_path):
     assert chosen.experiment == "e2"
     assert chosen.settings.lags == ("24",)
     assert chosen.settings.training.grad_clip == float("inf")
+    file.write_text(f'noise_from = "{LOG}"\n')
+    assert parse_compare(["--config", str(file)]).settings.noise_from == LOG
+    chosen = parse_compare(["--config", str(file), "--noise", "gaussian"]).settings
+    assert (chosen.noise, chosen.noise_from) == (("gaussian",), None)
 
 
 def bad_file(text):
