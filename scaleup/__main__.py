@@ -85,7 +85,8 @@ def read(options: Plan | Run | Compare) -> Recipe:
         try:
             changes[name] = tomllib.loads(f"x = {value}")["x"]
         except tomllib.TOMLDecodeError:
-            changes[name] = value
+            words = {"true": True, "false": False}  # in Python's spelling too
+            changes[name] = words.get(value.lower(), value)
     return load(options.recipe, changes)
 
 
@@ -112,9 +113,12 @@ def run_run(words: list[str]) -> None:
     out = options.out or Path("runs") / Path(options.recipe).stem / spec.name
     from scaleup.host import cluster
     from scaleup.memory import fits
+    from scaleup.metrics import finished
 
     fits(recipe)
-    row = None
+    if finished(out, spec):
+        print(f"all steps were done before\n\nrun folder: {out}")
+        return
     with cluster(recipe.world) as run:
         print(
             f"{'step':>5} {'reward':>7} {'d_bar':>8} {'age':>4} {'active':>7} {'queue':>6} {'s':>7}"
@@ -125,8 +129,6 @@ def run_run(words: list[str]) -> None:
                 f"{row['active']:>7.3f} {row['queue']:>6.2f} {row['seconds']:>7.1f}",
                 flush=True,
             )
-    if row is None:
-        print("all steps were done before")
     print(f"\nrun folder: {out}")
 
 

@@ -61,7 +61,9 @@ def _share(name: str, tensor: Tensor, config: dict[str, Any], rank: int, tp: int
     if kind in ("embed_tokens", "lm_head"):  # padded to full rows of 64 tokens
         padding = torch.zeros(-len(tensor) % 64, *tensor.shape[1:], dtype=tensor.dtype)
         return torch.cat([tensor, padding]).chunk(tp)[rank]
-    if kind in ("k_proj", "v_proj") and tp > (heads := config["num_key_value_heads"]):
+    if kind in ("k_proj", "v_proj") and tp > (
+        heads := config.get("num_key_value_heads") or config["num_attention_heads"]
+    ):
         return tensor.chunk(heads)[rank * heads // tp]
     if kind in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
         return tensor.chunk(tp)[rank]

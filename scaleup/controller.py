@@ -27,8 +27,8 @@ import torch
 from scaleup import checkpoint, weights
 from scaleup.engines import START, Request
 from scaleup.evaluate import avg_at_k
-from scaleup.layouts import context
-from scaleup.metrics import Metrics, log_tokens, record
+from scaleup.layouts import MARGIN, context
+from scaleup.metrics import Metrics, finished, log_tokens, record
 from scaleup.recipe import RunSpec, differs
 from scaleup.responses import Response
 from scaleup.rollout import Sample
@@ -72,8 +72,7 @@ class Controller:
         self.engine_seed = int(self._seeds(2, self.step, 0, 1)[0]) % 2**30
 
     def _task(self, name: str, options: dict, seed: int):
-        # SGLang keeps two positions for itself
-        room = context(self.hf, self.world) - self.world.max_new_tokens - 2
+        room = context(self.hf, self.world) - self.world.max_new_tokens - MARGIN
         task = make(name, self.tokenizer, seed=seed, limit=room, **options)
         if task.largest_token() >= (size := self.hf["vocab_size"]):
             raise RunError(f"task {name} has token {task.largest_token()}, the model has {size}")
@@ -88,6 +87,8 @@ class Controller:
     # ------------------------------------------------------------ the loop
     def run(self, session: Session) -> Iterator[dict]:
         """Train to the end, from the last checkpoint or from the start; yields the row of each step."""
+        if finished(self.out, self.spec):
+            return
         self.session, pool = session, session.pool
         session.on_all("prepare", self.spec, str(self.folder), what="model", timeout=START)
         if self.found is not None:

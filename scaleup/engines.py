@@ -219,9 +219,13 @@ class Pool:
             member.silent = 0.0
         member.waiting = waiting
         if not member.running:
-            member.busy += time.monotonic() - member.marked
-            member.marked = 0.0
+            self._idle(member)
         return done
+
+    def _idle(self, member: Member) -> None:
+        """It has no answers in flight any more."""
+        member.busy += time.monotonic() - member.marked if member.marked else 0.0
+        member.marked = 0.0
 
     @property
     def in_flight(self) -> int:
@@ -262,6 +266,8 @@ class Pool:
             member.again = member.running.keys() - missing.keys()
             if lost:
                 self._wait(member, member.actor.begin.remote(lost), "did not start answers")
+            else:
+                self._idle(member)
         except DEAD as error:
             self._kill(member)
             raise RunError(f"engine {member.number} died again: {last_line(error)}") from error

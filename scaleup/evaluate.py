@@ -14,7 +14,7 @@ again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
+from math import ceil, comb, floor
 
 import numpy as np
 
@@ -51,8 +51,8 @@ def _checked(scores) -> np.ndarray:
 def avg_at_k(scores, level: float = 0.95) -> Score:
     """avg@k of scores [P, k] or [R, P, k] in [0, 1], with an interval over problems.
 
-    Where all problems are wrong, or all are right, t has no width; the interval is then the exact
-    binomial one, with a problem as one draw. With one problem it is (0, 1). Raises ValueError for
+    Where all problems have the same mean (all wrong, say) t has no width; the interval is then the
+    exact binomial one, with a problem as one draw, around the counts next to that mean. With one problem it is (0, 1). Raises ValueError for
     scores of another shape or outside of [0, 1].
     """
     x = _checked(scores)
@@ -60,8 +60,10 @@ def avg_at_k(scores, level: float = 0.95) -> Score:
     means = x.mean((0, 2))
     if P == 1:
         avg, low, high = float(means[0]), 0.0, 1.0
-    elif means.max() == 0 or means.min() == 1:
-        avg, low, high = share_interval(P * int(means[0]), P, level)
+    elif means.max() == means.min():
+        avg, count = float(means[0]), float(means[0]) * P
+        low = share_interval(floor(count), P, level)[1]
+        high = share_interval(ceil(count), P, level)[2]
     else:
         avg, low, high = mean_interval(means, level)
     noise = np.nan

@@ -42,7 +42,7 @@ def curves(recipe: Recipe, rows: pl.DataFrame, column: str) -> Figure:
             ax.plot(wide["step"], middle, color=colour[arm.label], lw=1.3, label=arm.label)
             ax.fill_between(wide["step"], low, high, color=colour[arm.label], alpha=0.12, lw=0)
         ax.set_title(f"lag {lag}, replay {replay}")
-        if column == "d_bar":
+        if column == "d_bar" and (rows[column].cast(pl.Float64) > 0).any():
             ax.set_yscale("log")
     fig.supxlabel("optimizer step")
     fig.supylabel({"d_bar": "d-bar (nats)", "cut": "share of tokens"}.get(column, column))

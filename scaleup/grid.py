@@ -26,7 +26,7 @@ from rich.progress import Progress, TimeElapsedColumn
 
 from scaleup.figures import curves, forest, histograms
 from scaleup.host import cluster
-from scaleup.metrics import read, record
+from scaleup.metrics import finished, read, record
 from scaleup.recipe import Recipe, RunSpec
 from simlab.config import RunError
 from simlab.page import embed, write, write_page
@@ -48,7 +48,7 @@ MEANS = (
 def compare(recipe: Recipe, name: str, out: Path) -> list[str]:
     """Run what is missing, write the folder, return what can be said. Raises RunError."""
     cells = recipe.cells()
-    missing = [cell for cell in cells if not finished(cell, out / "cells" / cell.name)]
+    missing = [cell for cell in cells if not finished(out / "cells" / cell.name, cell)]
     held = recipe.model_dump(
         mode="json", exclude_none=True
     )  # `scaleup compare <out>/recipe.toml` is the same
@@ -79,12 +79,6 @@ def compare(recipe: Recipe, name: str, out: Path) -> list[str]:
     except OSError as error:
         raise RunError(f"{out}: cannot be written ({error.strerror or error})") from error
     return sentences
-
-
-def finished(cell: RunSpec, folder: Path) -> bool:
-    """Whether the run is done. Raises RunError for a folder that holds another one."""
-    known = record(folder, cell) is not None
-    return known and len(read(folder / "metrics.jsonl")) == cell.training.steps
 
 
 def table(cell: RunSpec, folder: Path) -> pl.DataFrame:
@@ -169,6 +163,8 @@ def findings(recipe: Recipe, summary: pl.DataFrame) -> list[str]:
     for lag in recipe.lags:
         for replay in recipe.world.replay:
             at = summary.filter((pl.col("lag") == lag) & (pl.col("replay") == replay))
+            if at["d_bar"].is_null().all() or at["final"].is_null().all():
+                continue
             said.append(
                 f"Lag {lag}, replay {replay}: mean rewards begin at {at['first'].mean():.3f} and end, by "
                 f"method, at {at['final'].min():.3f} to {at['final'].max():.3f}; d_bar is "

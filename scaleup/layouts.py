@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from scaleup import weights
@@ -61,11 +62,14 @@ def check(hf: dict, world: EngineWorld) -> None:
         raise ConfigError(f"world.engine: num_key_value_heads {groups} cannot be shared by tp {tp}")
     if not E and set(world.replay) != {"none"}:
         raise ConfigError(f"world.replay: {max(world.replay)} needs a mixture of experts")
-    if world.max_new_tokens >= (n := context(hf, world)):
+    if (n := context(hf, world)) - world.max_new_tokens - MARGIN < 1:
         raise ConfigError(
             f"world.max_new_tokens: {world.max_new_tokens} tokens and a prompt do not fit into the {n} "
             "positions of the model"
         )
+
+
+MARGIN = 2  # positions that SGLang keeps for itself
 
 
 def context(hf: dict, world: EngineWorld) -> int:
@@ -85,7 +89,8 @@ def bundles(world: EngineWorld) -> list[tuple[str, int]]:
         if tp > per:
             raise ConfigError(f"world.{name}: tp {tp} is more than the {per} GPUs of a node")
     # both kinds of group are neighbours among the ranks, whose order is that of Megatron
-    share = at.ep if at.tp < at.ep <= per else at.tp
+    both = math.lcm(at.tp, at.ep)
+    share = both if at.tp < at.ep and both <= per and at.ranks % both == 0 else at.tp
     return [("trainer", share)] * (at.ranks // share) + [("engine", engine.tp)] * engine.count
 
 

@@ -126,7 +126,7 @@ def layer(hf: dict, row: int, tp: int, size: int, uneven: float = 1.0) -> float:
 
 def largest_row(world: EngineWorld, at: TrainerSpec, longest: int) -> int:
     """Tokens of the largest micro-batch, as TrainerSpec.tokens promises it."""
-    share = math.ceil(world.prompts * world.answers * longest * at.tp * at.pp / at.ranks)
+    share = math.ceil(world.prompts * world.answers * at.tp * at.pp / at.ranks) * longest
     return math.ceil(max(min(at.tokens, share), longest) / at.tp) * at.tp
 
 

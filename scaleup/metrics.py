@@ -34,12 +34,19 @@ def record(folder: Path, spec: RunSpec) -> dict | None:
         return None
     try:
         held = json.loads(path.read_text())
-        settings = held["settings"]
-    except (ValueError, KeyError, TypeError) as error:
+        odd = differs(held["settings"], spec.fixed())
+        held = {"version": str(held["version"]), "commits": list(held["commits"])} | held
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: does not say which run the folder holds ({error!r})") from error
-    if odd := differs(settings, spec.fixed()):
+    if odd:
         raise RunError(f"{folder}: holds another run, its {odd} differs; choose another --out")
     return held
+
+
+def finished(folder: Path, spec: RunSpec) -> bool:
+    """Whether the run is done. Raises RunError as `record`."""
+    known = record(folder, spec) is not None
+    return known and len(read(folder / "metrics.jsonl")) == spec.training.steps
 
 
 def claim(folder: Path, spec: RunSpec) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 Problem = tuple[list[dict[str, str]], str]
@@ -108,7 +110,11 @@ def _problem(row: dict, prompt: str, answer: str) -> Problem:
         right = right.get(name) if isinstance(right, dict) else None
     if isinstance(right, list) and len(right) == 1:
         right = right[0]
-    if isinstance(right, int | float) and not isinstance(right, bool):
+    if isinstance(right, float) and math.isfinite(right):
+        right = format(
+            Decimal(repr(right)), "f"
+        )  # 0.00001, which math-verify would not read as 1e-05
+    if isinstance(right, int) and not isinstance(right, bool):
         right = str(right)
     if not isinstance(right, str) or not right.strip():
         raise ValueError(f"column {answer!r}: needs one answer, a text or a number")

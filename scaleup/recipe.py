@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from scaleup import QUANTILES, REPLAYS
-from scaleup.tasks import TASKS
+from scaleup.tasks import TASKS, check_options
 from simlab.arguments import check_name
 from simlab.config import Arm, Comparison, ConfigError, Strict, Training
 from simlab.specs import named, regime
@@ -53,12 +53,22 @@ class EngineSpec(Strict):
     """A seed for every answer, so that the same weights give the same tokens; slower on a GPU."""
     exact: bool = True
     """Compare a checksum of every pushed weight; False where a GPU kernel shuffles them."""
-    timeout: Annotated[float, Field(gt=0)] = 600.0
+    timeout: Annotated[float, Field(gt=0, le=1e8)] = 600.0
     """Seconds after which a call without an end, or an engine of whose answers none ends, is given up."""
     restarts: Annotated[int, Field(ge=0)] = 2
     """Engines that may be started anew in one run."""
     options: dict[str, str | int | float | bool] = Field(default={})
     """More of SGLang's server arguments."""
+
+    @model_validator(mode="after")
+    def _read_here(self):
+        for name in ("context_length", "max_total_tokens", "max_running_requests"):
+            if not (type(x := self.options.get(name, 1)) is int and x > 0):
+                raise ValueError(f"options.{name} must be a whole number above 0, got {x!r}")
+        share = self.options.get("mem_fraction_static", 0.5)
+        if isinstance(share, str | bool) or not 0 < share < 1:
+            raise ValueError(f"options.mem_fraction_static must lie in (0, 1), got {share!r}")
+        return self
 
 
 class TrainerSpec(Strict):
@@ -118,6 +128,11 @@ class Evaluation(Strict):
     repeats: Count = 1
     """Times that all problems are answered."""
 
+    @model_validator(mode="after")
+    def _options(self):
+        check_options(self.task, self.task_options)
+        return self
+
 
 class EngineWorld(Strict):
     """A language model, a task, and the machines they run on."""
@@ -134,13 +149,13 @@ class EngineWorld(Strict):
     """Answers to each prompt (the group)."""
     max_new_tokens: Count = 12
     """Tokens of an answer, at most."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Of the sampler and of the trainer's log-probs. There is no truncation: top-p 1, top-k off."""
     replay: tuple[str, ...] = ("none",)
     """Routing replay: none, r2 or r3; `scaleup compare` runs all of them."""
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
     """0 runs on the CPU."""
-    gpu_gb: Annotated[float, Field(gt=0)] = 80.0
+    gpu_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 80.0
     """Memory of a GPU, in 1e9 bytes: 80 (H100) or 141 (H200)."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps between checkpoints; 0 keeps none, and a run that is stopped starts anew."""
@@ -167,8 +182,13 @@ class EngineWorld(Strict):
     def _names(self):
         if not self.replay:
             raise ValueError("replay: at least one is needed")
+        if len(set(self.replay)) < len(self.replay):
+            raise ValueError("replay: an entry is given twice")
         for name in self.replay:
             check_name("replay", name, REPLAYS)
+        check_options(self.task, self.task_options)
+        if self.trainer.optimizer_offload and not self.gpus_per_node:
+            raise ValueError("trainer.optimizer_offload moves Adam off a GPU: gpus_per_node is 0")
         if self.evaluate_every and self.evaluation is None:
             raise ValueError("evaluate_every needs an evaluation with task, problems and samples")
         return self
@@ -199,7 +219,10 @@ class Recipe(Comparison):
                 raise ValueError(
                     f"{arm.label}: {min(odd)} needs the whole distribution of the engine"
                 )
-        self.cells()  # each run checks itself
+        names = [cell.name for cell in self.cells()]  # each run checks itself
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two runs would share the folder {twice}; give other labels")
         return self
 
     def cells(self) -> list[RunSpec]:
@@ -261,8 +284,12 @@ class RunSpec:
         return json.loads(json.dumps(held, default=str))
 
     def fixed(self) -> dict:
-        """Settings that a run keeps when it goes on: all but those of MAY_CHANGE."""
+        """Settings that a run keeps when it goes on: all but those of MAY_CHANGE.
+
+        Of the engine's options the context stays, which says how long a prompt may be.
+        """
         held = self.settings()
+        held["context"] = self.world.engine.options.get("context_length")
         for name in MAY_CHANGE:
             *parents, last = name.split(".")
             table = held
@@ -290,8 +317,12 @@ def load(recipe: str | Path, changes: dict | None = None) -> Recipe:
     return Recipe(**_tables(recipe, changes or {}))
 
 
-def _tables(recipe: str | Path, changes: dict) -> dict:
+def _tables(recipe: str | Path, changes: dict, over: tuple[Path, ...] = ()) -> dict:
     path = RECIPES / f"{recipe}.toml" if (RECIPES / f"{recipe}.toml").exists() else Path(recipe)
+    if over and not path.exists():
+        path = over[-1].parent / path  # a base beside the file that names it
+    if path.resolve() in over:
+        raise ConfigError(f"{path}: is its own base, by way of {over[-1].name}")
     try:
         found = tomllib.loads(path.read_text())
     except OSError as error:
@@ -301,8 +332,10 @@ def _tables(recipe: str | Path, changes: dict) -> dict:
         ) from error
     except ValueError as error:
         raise ConfigError(f"{path}: is not TOML ({error})") from error
-    if base := found.pop("base", None):
-        found = _merged(_tables(base, {}), found)
+    if (base := found.pop("base", None)) is not None:
+        if not isinstance(base, str):
+            raise ConfigError(f"{path}: base must be the name of a recipe, got {base!r}")
+        found = _merged(_tables(base, {}, (*over, path.resolve())), found)
     for name, value in changes.items():
         *parents, last = name.split(".")
         table = found

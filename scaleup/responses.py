@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,11 +50,11 @@ def share(
     """
     ranks = ranks or parallel_state.get_data_parallel_world_size()
     bins = [[] for _ in range(ranks * micro_batches)]
-    load = [0] * len(bins)
+    least = [(0, 0, j) for j in range(len(bins))]  # a heap of (tokens, responses, bin)
     for i in sorted(range(len(responses)), key=lambda i: -len(responses[i].tokens)):
-        least = min(range(len(bins)), key=lambda j: (load[j], len(bins[j])))
-        bins[least].append(i)
-        load[least] += len(responses[i].tokens)
+        load, n, j = least[0]
+        bins[j].append(i)
+        heapq.heapreplace(least, (load + len(responses[i].tokens), n + 1, j))
     return [[[responses[i] for i in sorted(x)] for x in bins[rank::ranks]] for rank in range(ranks)]
 
 
@@ -97,7 +98,7 @@ def collate(
                 (len(r.tokens) - 1, *routed),
                 None if r.experts is None else r.experts.shape,
             )
-            if got != shape:
+            if got != shape and n:  # an engine has none for an answer without tokens
                 got = "none" if got is None else tuple(got)
                 raise ValueError(f"replay r3 needs the experts {shape} of each response, got {got}")
     rows = [r.tokens[:-1] for r in responses if len(r.tokens) > 1]
@@ -121,6 +122,7 @@ def collate(
         if lacking := [r for r in responses if name not in r.fields]:
             raise ValueError(f"{len(lacking)} responses of a micro-batch lack the field {name}")
     kind = {"age": torch.int64, "stratum": torch.int64}
+    names |= set() if responses else {"age"}  # an empty micro-batch among others that have ages
     b = TokenBatch(
         logp=torch.zeros(N, device=device),
         logp_mu=joined([r.logp_mu for r in responses], torch.float32),
@@ -137,8 +139,13 @@ def collate(
     experts = None
     if routed:
         layers, k = routed
-        pads = torch.arange(k).expand(T - len(target), layers, k)
-        experts = torch.cat([*(r.experts.cpu().long() for r in responses), pads])
+
+        def any_of(n: int) -> Tensor:
+            """Some experts for n tokens that no sampled token follows."""
+            return torch.arange(k).expand(n, layers, k)
+
+        of = [any_of(len(r.tokens) - 1) if r.experts is None else r.experts for r in responses]
+        experts = torch.cat([*(x.cpu().long() for x in of), any_of(T - len(target))])
     target = torch.cat([target, target.new_zeros(T - len(target))])[None].to(device)
     screened = int(sum(counts.values()))
     return MicroBatch(packed, target, torch.cat(at).to(device), b, experts, screened=screened)

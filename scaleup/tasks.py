@@ -22,7 +22,6 @@ answer ("unreadable"). A task where none of this can happen has no counts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,7 +32,7 @@ import numpy as np
 from scaleup import weights
 from scaleup.problems import Problem, problems
 from scaleup.verify import Judges
-from simlab.arguments import call, check_name
+from simlab.arguments import call, check_call, check_name
 
 
 @dataclass(frozen=True)
@@ -152,35 +151,17 @@ class TextTask:
         """Nothing is open."""
 
 
-def last_number(text: str) -> str | None:
-    """The last number of a text, without separators of thousands: "5 - 7 = -2." gives "-2".
-
-    A minus is a sign where it touches the number and no digit, letter or closing bracket before it:
-    "3-1" and "3 - 1" end in 1.
-    """
-    text = text.replace("\N{MINUS SIGN}", "-")
-    number = r"(?:(?<![\w)\]}])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
-    found = re.findall(number, text)
-    return found[-1].replace(",", "") if found else None
-
-
-def tagged(text: str) -> str | None:
-    """What stands between the last <answer> and the </answer> after it."""
-    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    return found[-1].strip() if found else None
-
-
-EXTRACT = {"last_number": last_number, "tagged": tagged, "text": str.strip}
-
-
 class ReasoningGym(TextTask):
     """Problems of a generator of reasoning-gym, and its verifier.
 
     `size` problems make an epoch. `extract` says what of the text is the answer: last_number,
     tagged (<answer>...</answer>) or text. Their scores give part of the reward to an answer that
     only contains the right one ("14" for "4" is worth .5); `exact=True` pays for full scores only.
-    Other options are those of the generator. Raises ValueError for one that it does not take, and
-    where a prompt of more than `limit` tokens is asked for.
+    Other options are those of the generator. An answer that cannot be scored within `timeout`
+    seconds, or whose scoring fails, is worth 0; `counts` says how many (scaleup/gym.py says why).
+    In place of a prompt of more than `limit` tokens stands the next of the epoch that is not. Raises
+    ValueError for an option that the generator does not take, and where none of a hundred in a row
+    is short enough.
     """
 
     def __init__(
@@ -192,41 +173,49 @@ class ReasoningGym(TextTask):
         size: int = 10_000,
         extract: str = "last_number",
         exact: bool = False,
+        workers: int = 2,
+        timeout: float = 10.0,
         chat: bool = True,
         system: str | None = None,
         limit: int | None = None,
         **options,
     ):
         super().__init__(tokenizer, chat, system, limit)
-        from reasoning_gym import create_dataset
+        from scaleup import gym
 
-        check_name("extract", extract, EXTRACT)
+        check_name("extract", extract, gym.EXTRACT)
         # problem j of theirs is drawn with seed + j: neighbouring seeds would share their problems
         theirs = int(np.random.SeedSequence(seed).generate_state(1)[0]) // 2
         try:
-            self._data = create_dataset(dataset, seed=theirs, size=size, **options)
+            self._data = gym.create_dataset(dataset, seed=theirs, size=size, **options)
         except (TypeError, ValueError, AssertionError) as error:
             raise ValueError(f"reasoning_gym: {dataset} {options}: {error}") from None
         self.size, self._order = size, Order(size, seed)
-        self._extract, self._exact = EXTRACT[extract], exact
+        self._exact, self._packed = exact, gym.packed
+        setup = {"name": dataset, "seed": theirs, "size": size, "extract": extract} | options
+        self._judges = Judges(workers, timeout, "scaleup.gym:scorer", setup)
+        self.counts = self._judges.counts
 
     def prompt(self, i: int) -> Prompt:
         """Prompt number i of the run; its answer is reasoning-gym's whole entry."""
-        entry = self._data[self._order(i)]
-        prompt = self.encode([{"role": "user", "content": entry["question"]}], entry)
-        if self.limit is not None and len(prompt.ids) > self.limit:
-            raise ValueError(
-                f"reasoning_gym: prompt {i} has {len(prompt.ids)} tokens, and the limit is {self.limit}"
-            )
-        return prompt
+        for k in range(min(self.size, 100)):
+            entry = self._data[self._order(i + k)]
+            prompt = self.encode([{"role": "user", "content": entry["question"]}], entry)
+            if self.limit is None or len(prompt.ids) <= self.limit:
+                return prompt
+        raise ValueError(
+            f"reasoning_gym: prompt {i} and those after it have more than {self.limit} tokens, the limit"
+        )
 
     def rewards(self, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]]) -> list[float]:
         """One reward in [0, 1] for each answer of token ids; prompts[j] belongs to outputs[j]."""
-        scores = [
-            float(self._data.score_answer(self._extract(self.decode(output)), prompt.answer))
-            for prompt, output in zip(prompts, outputs, strict=True)
-        ]
+        pairs = zip(prompts, outputs, strict=True)
+        scores = self._judges([(self._packed(p.answer), self.decode(x)) for p, x in pairs])
         return [float(score >= 1) for score in scores] if self._exact else scores
+
+    def close(self) -> None:
+        """End the processes that verify."""
+        self._judges.close()
 
 
 class Math(TextTask):
@@ -318,6 +307,17 @@ class Math(TextTask):
 
 
 TASKS = {"residue": Residue, "reasoning_gym": ReasoningGym, "math": Math}
+
+
+OWN = {"tokenizer", "seed", "limit"}  # options that a run gives itself
+
+
+def check_options(name: str, options: dict) -> None:
+    """Raises ValueError for a task or options that do not exist."""
+    check_name("task", name, TASKS)
+    if own := OWN & options.keys():
+        raise ValueError(f"task {name}: {min(own)} is not an option, the run sets it")
+    check_call(f"task {name}", TASKS[name], None, **options)
 
 
 def make(name: str, tokenizer=None, **options):

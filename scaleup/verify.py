@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import queue
+import re
 import resource
 import signal
 import subprocess
@@ -31,15 +32,13 @@ FAILURES = ("timeout", "crash", "unreadable")
 
 def last_boxed(text: str) -> str:
     r"""The last closed \boxed{...} of a text with its braces, the innermost of nested ones; else the text."""
-    start = text.rfind(r"\boxed{")
-    while start >= 0:
-        depth = 0
-        for end in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0 and text[end] == "}":
-                return text[start : end + 1]
-        start = text.rfind(r"\boxed{", 0, start)
-    return text
+    found, opened = (-1, 0), []  # the last box that closes; starts of what is open
+    for brace in re.finditer(r"\\boxed\{|[{}]", text):
+        if brace[0] != "}":
+            opened.append(brace.start() if len(brace[0]) > 1 else -1)
+        elif opened:
+            found = max(found, (opened.pop(), brace.end()))
+    return text[slice(*found)] if found[0] >= 0 else text
 
 
 def math_verify(answer: str, text: str, timeout: float) -> float | str:
@@ -69,8 +68,8 @@ def math_verify(answer: str, text: str, timeout: float) -> float | str:
 class Judge:
     """One process that scores one answer at a time; started when it is first needed."""
 
-    def __init__(self, verifier: str, timeout: float):
-        self.verifier, self.timeout, self.process = verifier, timeout, None
+    def __init__(self, verifier: str, timeout: float, setup: dict | None):
+        self.verifier, self.timeout, self.setup, self.process = verifier, timeout, setup, None
 
     def _ask(self, line: str, seconds: float) -> tuple[str, bool]:
         """What the process says to a line, "" if it ended; and whether it was killed at the deadline."""
@@ -98,8 +97,9 @@ class Judge:
     def __call__(self, answer: str, text: str) -> float | str:
         """The score, or the name of a failure. Raises RuntimeError if the process does not start."""
         if self.process is None:
+            words = [self.verifier, str(self.timeout), json.dumps(self.setup)]
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "scaleup.verify", self.verifier, str(self.timeout)],
+                [sys.executable, "-m", "scaleup.verify", *words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 encoding="utf-8",
@@ -127,7 +127,8 @@ class Judges:
     """A pool of processes. `timeout` in seconds holds for one answer.
 
     `verifier` is "module:function" of (answer, text, timeout) in a module that can be imported; it
-    returns a score, or the name of a failure, and must score ("1", "1", ...) with 1.
+    returns a score in [0, 1], or the name of a failure, and must score ("1", "1", ...) with 1. With
+    `setup`, a dict of JSON, the function is called with it in each process and returns the verifier.
     """
 
     def __init__(
@@ -135,9 +136,10 @@ class Judges:
         workers: int = 2,
         timeout: float = 10.0,
         verifier: str = "scaleup.verify:math_verify",
+        setup: dict | None = None,
     ):
         self._free = queue.SimpleQueue()
-        self._all = [Judge(verifier, timeout) for _ in range(workers)]
+        self._all = [Judge(verifier, timeout, setup) for _ in range(workers)]
         for judge in self._all:
             self._free.put(judge)
         self._threads = ThreadPoolExecutor(workers)
@@ -166,13 +168,15 @@ class Judges:
             judge.close()
 
 
-def _serve(verifier: str, timeout: float) -> None:
+def _serve(verifier: str, timeout: float, setup: dict | None) -> None:
     """Body of a process: a JSON line in, a JSON line out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's business
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a verifier prints is no reply
     module, name = verifier.split(":")
     verify = getattr(importlib.import_module(module), name)
+    if setup is not None:
+        verify = verify(**setup)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def reply(value) -> None:
@@ -180,7 +184,7 @@ def _serve(verifier: str, timeout: float) -> None:
         replies.flush()
 
     # a verifier that is not there, or not at work, must not pass for wrong answers; imports are done here
-    if (found := verify("1", "1", START)) != 1:
+    if setup is None and (found := verify("1", "1", START)) != 1:
         sys.exit(
             f"verify: {verifier} says {found!r} of the answer 1 to a problem with the answer 1"
         )
@@ -194,8 +198,9 @@ def _serve(verifier: str, timeout: float) -> None:
             raise  # a process that has no room left would fail on all that follows
         except Exception:
             found = "crash"
-        reply(found)
+        number = isinstance(found, int | float) and 0 <= found <= 1
+        reply(found if number or found in FAILURES else "crash")
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], float(sys.argv[2]))
+    _serve(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3]))

@@ -14,12 +14,17 @@ def check_name(kind: str, name: str, registry: Iterable[str]) -> None:
         raise ValueError(f"no {kind} {name!r}; there are {', '.join(registry)}")
 
 
-def call(who: str, function, *given, **options):
-    """function(*given, **options). Raises ValueError for an option that is missing or unknown."""
+def check_call(who: str, function, *given, **options) -> None:
+    """Raises ValueError for an option that function(*given, **options) misses or does not know."""
     try:
         signature(function).bind(*given, **options)
     except TypeError as error:
         raise ValueError(f"{who}: {error}") from None
+
+
+def call(who: str, function, *given, **options):
+    """function(*given, **options), checked."""
+    check_call(who, function, *given, **options)
     return function(*given, **options)
 
 

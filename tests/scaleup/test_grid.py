@@ -166,6 +166,17 @@ def test_ages_and_mismatch_come_from_the_token_log(idle, tmp_path):
     assert (tmp_path / "figures" / "age_and_mismatch.png").exists()
 
 
+def test_a_column_without_numbers(idle, tmp_path):
+    """d_bar that was never finite leaves its sentence out, not the report."""
+    spec = recipe(lags=["1"])
+    finish(spec, tmp_path)
+    for path in tmp_path.glob("cells/*/metrics.jsonl"):
+        path.write_text(path.read_text().replace('"d_bar": 0.1', '"d_bar": null'))
+    said = grid.compare(spec, "mine", tmp_path)
+    assert not any(x.startswith("Lag") for x in said)
+    assert (tmp_path / "report.html").exists()
+
+
 def test_one_arm_is_compared_with_nothing(idle, tmp_path):
     """Curves, and no sentence or figure about differences."""
     spec = recipe(methods=["grpo=ppo"])

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from scaleup import metrics
+from scaleup.__main__ import main
 from scaleup.metrics import Metrics, read
 from scaleup.recipe import load
 from simlab.config import RunError
@@ -36,6 +37,32 @@ def test_metrics_on_a_full_disk(tmp_path):
         held.add({"step": 1, "reward": 0.25})
     held.close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "reward": 0.5}\n'
+
+
+def test_a_finished_run_is_left_alone(tmp_path, capsys):
+    """The same command on a run that is done says so, and starts nothing."""
+    spec = load("tiny_cpu", {"training.steps": 2}).cells()[0]
+    held = Metrics(tmp_path, spec, 0)
+    for step in range(2):
+        assert not metrics.finished(tmp_path, spec)
+        held.add({"step": step, "reward": 0.5})
+    held.close()
+    before = (tmp_path / "metrics.jsonl").read_text()
+    main(["run", "tiny_cpu", "--out", str(tmp_path), "--set", "training.steps=2"])
+    assert capsys.readouterr().out.startswith("all steps were done before")
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"settings": null}', '{"settings": {}, "version": "1"}']
+)
+def test_settings_that_cannot_be_read(tmp_path, text):
+    """A damaged settings.json is a sentence that names it."""
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(
+        RunError, match=r"settings\.json: does not say which run the folder holds|holds another"
+    ):
+        metrics.record(tmp_path, RUN)
 
 
 def test_wandb_is_given_one_run(tmp_path, monkeypatch):

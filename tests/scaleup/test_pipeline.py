@@ -454,6 +454,8 @@ def test_checkpoints_that_do_not_belong(pipeline, model, tmp_path):
     )
     # settings that change no number may differ
     assert list(pipeline(run_spec(model, "2", training__steps=4), tmp_path)) == []
+    rows = tmp_path / "metrics.jsonl"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:-1]))  # not finished
     weights = max(folder.glob("*.distcp"), key=lambda p: p.stat().st_size)
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
@@ -563,20 +565,17 @@ def host(spec, out):
 
 
 def test_what_does_not_fit_is_said_before_anything_starts(model, tmp_path):
-    """A model without a config, a task without a tokenizer, options of no task, a foreign tokenizer."""
+    """A model without a config, a task without a tokenizer, too few tokens or problems."""
     assert host(run_spec(tmp_path), tmp_path) == [f"world.model: {tmp_path} holds no config.json"]
-    said = host(run_spec(model, world__task="reasoning_gym"), tmp_path)
-    assert said == ["task reasoning_gym: missing a required argument: 'dataset'"]
-    said = host(run_spec(model, world__task="residue", world__task_options={"k": 2}), tmp_path)
-    assert said == ["task residue: got an unexpected keyword argument 'k'"]
+    gym = {"world.task": "reasoning_gym", "world.task_options": {"dataset": "chain_sum"}}
+    said = host(run_spec(model, **gym), tmp_path)
+    assert said == ["this task needs a tokenizer, and the model's folder has none"]
     small = tiny.write(tmp_path / "small", "qwen3_moe", vocab_size=16)
     assert host(run_spec(small), tmp_path) == ["task residue has token 23, the model has 16"]
     exam = {
         "world.evaluate_every": 2,
-        "world.evaluation": {"task": "math", "problems": 1, "samples": 1},
+        "world.evaluation": {"task": "residue", "problems": 9, "samples": 1},
     }
-    assert host(run_spec(model, **exam), tmp_path)[0].startswith("task math: missing")
-    exam["world.evaluation"] |= {"task": "residue", "problems": 9}
     assert host(run_spec(model, **exam), tmp_path) == [
         "world.evaluation: 9 problems, but the task has 8 (0 with prompts that are too long are left out)"
     ]

@@ -127,6 +127,9 @@ def test_bundles_and_nodes():
     assert nodes(world(trainer__ep=1, **odd)) == 2
     # 15 + 2 GPUs: five engines of 3 take three nodes, two on each
     assert nodes(world(trainer__ep=1, **(odd | {"engine__count": 5}))) == 3
+    # ranks 4 to 7 share a tensor: expert-parallel groups of 6 would cut them at rank 6
+    odd = {"trainer__ranks": 12, "trainer__tp": 4, "trainer__ep": 6}
+    assert bundles(world(**odd))[:3] == [("trainer", 4)] * 3
     with pytest.raises(ConfigError, match=r"world\.trainer: tp 16 is more than the 8 GPUs"):
         bundles(world(trainer__ranks=16, trainer__tp=16))
 

@@ -158,6 +158,27 @@ def test_a_death_while_the_last_one_is_made_good(fake):
     assert [r.key for r in fake.began[3]] == [(0, 1), (0, 2), (1, 0), (1, 1)]
 
 
+def test_an_engine_that_comes_back_to_nothing_is_idle(fake):
+    """It dies over requests that were accepted before: there is nothing to begin, and no time runs."""
+    pool = Pool("", EngineSpec(restarts=2), dict)
+    pool.clear()
+    pool.begin(requests(0, 2))
+    pool.collect(0)
+    fake.dead.add(1)
+    pool.collect(0)  # engine 2 begins both again, one of them was accepted
+    done = []
+    while len(done) < 1:
+        done += pool.collect(0)
+    member = pool.members[0]
+    if member.running:  # the accepted one is still out
+        fake.dead.add(2)
+        pool.collect(0)
+    assert not member.running
+    before = pool.busy()
+    fake.clock.now += 50
+    assert pool.busy() == before
+
+
 def test_an_engine_without_answers_is_given_up(fake):
     """Alive, but no answer of it ends within the timeout of waiting for it."""
     pool = Pool("", EngineSpec(timeout=5, restarts=0), dict)

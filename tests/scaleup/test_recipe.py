@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleup.__main__ import main
+from scaleup.__main__ import Plan, main, read
 from scaleup.recipe import RECIPES, RunSpec, differs, load
 from simlab.config import Config, ConfigError
 from simlab.specs import regime
@@ -57,10 +57,26 @@ MISTAKES = [
     ({"world.replay": "r4"}, "no replay 'r4'"),
     ({"world.replay": "r3", "lags": ["fully_async:max_age=2"]}, "replay r3 at lag fully_async"),
     ({"world.task": "resdue"}, "world.task: no task 'resdue'; there are"),
+    ({"world.replay": ["none", "none"]}, "world: replay: an entry is given twice"),
+    ({"world.task_options": {"k": 2}}, "task residue: got an unexpected keyword argument 'k'"),
+    ({"world.task_options": {"seed": 2}}, "task residue: seed is not an option, the run sets it"),
+    ({"world.task": "reasoning_gym"}, "task reasoning_gym: missing a required argument: 'dataset'"),
+    ({"world.trainer.optimizer_offload": True}, "moves Adam off a GPU: gpus_per_node is 0"),
+    ({"world.engine.timeout": float("inf")}, "world.engine.timeout: Input should be less"),
+    ({"world.engine.options.context_length": "32k"}, "context_length must be a whole number"),
+    ({"world.engine.options.mem_fraction_static": 5}, "mem_fraction_static must lie in (0, 1)"),
+    (
+        {"methods": ["grpo=ppo", "a/b=sat", "a-b=sat"]},
+        "two runs would share the folder a-b_lag1_none_seed0",
+    ),
     ({"world.trainer.tp": 2}, "1 ranks cannot be shared by tp 2 x pp 1"),
     ({"world.trainer.ranks": 3, "world.trainer.tp": 2}, "3 ranks cannot be shared"),
     (EXAM, "evaluate_every needs an evaluation"),
     (EXAM | {"world.evaluation": {"task": "residue"}}, "world.evaluation.problems: Field required"),
+    (
+        EXAM | {"world.evaluation": {"task": "math", "problems": 1, "samples": 1}},
+        "world.evaluation: task math: missing a required argument: 'files'",
+    ),
 ]
 
 
@@ -93,6 +109,14 @@ def test_command_mistakes(capsys, words, sentence):
     assert said.count("\n") == 1
 
 
+def test_words_of_a_change(capsys):
+    """TOML, Python's True and False, and otherwise a text."""
+    words = ["world.engine.options.disable_radix_cache=False", "world.model=a b", "seeds=3"]
+    recipe = read(Plan(recipe="tiny_cpu", set=words))
+    assert recipe.world.engine.options["disable_radix_cache"] is False
+    assert (recipe.world.model, recipe.seeds) == ("a b", 3)
+
+
 def test_a_recipe_on_another(tmp_path):
     """A file builds on a recipe; changes go by dotted names and keep what they do not name."""
     path = tmp_path / "mine.toml"
@@ -101,6 +125,14 @@ def test_a_recipe_on_another(tmp_path):
     assert (recipe.lags, recipe.training.steps, recipe.training.lr) == (("4",), 7, 3e-3)
     assert (recipe.world.engine.count, recipe.world.prompts) == (2, 3)
     assert recipe.world.engine.options["disable_radix_cache"] is True  # of the base
+    (tmp_path / "other.toml").write_text('base = "mine.toml"\nseeds = 9\n')  # beside it
+    assert (load(tmp_path / "other.toml").lags, load(tmp_path / "other.toml").seeds) == (("4",), 9)
+    path.write_text('base = "other.toml"\n')
+    with pytest.raises(ConfigError, match=r"mine\.toml: is its own base, by way of other\.toml"):
+        load(path)
+    path.write_text("base = 3\n")
+    with pytest.raises(ConfigError, match="base must be the name of a recipe, got 3"):
+        load(path)
 
 
 def test_files_that_are_no_recipe(tmp_path):
@@ -147,6 +179,9 @@ def test_what_makes_a_run(tmp_path):
     assert differs(before, fixed(**machines)) is None
     assert differs(before, fixed(world__trainer__dtype="bfloat16")) == "world.trainer.dtype"
     assert differs(before, fixed(training__kl_coef=1e-3)) == "training.kl_coef"
+    # the room for a prompt says which problems there are, and so which number each has
+    assert differs(before, fixed(world__engine__options={"context_length": 64})) == "context"
+    assert differs(before, fixed(world__engine__options={"log_level": "info"})) is None
     del STABILIZERS["soft"]
     file.write_text(own + "# edited\n")
     assert differs(before, fixed()) == "method_code"

@@ -2,15 +2,19 @@
 
 import json
 import os
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scaleup import recipe
+from scaleup.gym import EXTRACT
 from scaleup.problems import problems
-from scaleup.tasks import EXTRACT, Order, Prompt, check_tokenizer, load_tokenizer, make
+from scaleup.tasks import Order, Prompt, check_tokenizer, load_tokenizer, make
 from scaleup.verify import Judges, last_boxed
 
 TEMPLATE = (
@@ -124,7 +128,24 @@ def test_reasoning_gym(tokenizer):
     assert whole.rewards([four], [said(tokenizer, "4")]) == [1]  # without the stop token
     assert task.eos == tokenizer.eos_token_id
     assert task.largest_token() == 260
-    assert task.counts == {}
+    assert task.counts == {"timeout": 0, "crash": 0, "unreadable": 0}
+    for each in (task, exact, whole):
+        each.close()
+
+
+def test_an_answer_that_runs_or_fails_costs_no_run(tokenizer):
+    """Verifiers that evaluate the answer, or fail on an odd one: a deadline, a count, a 0."""
+    more = {"workers": 1, "timeout": 1.0, "size": 5}
+    task = make("reasoning_gym", tokenizer, dataset="countdown", extract="text", **more)
+    prompt = task.prompt(0)
+    texts = ["9**9**9**9", prompt.answer["answer"]]
+    assert task.rewards([prompt] * 2, [said(tokenizer, text) for text in texts]) == [0, 1]
+    assert task.counts == {"timeout": 1, "crash": 0, "unreadable": 0}
+    task.close()
+    task = make("reasoning_gym", tokenizer, dataset="prime_factorization", **more)
+    assert task.rewards([task.prompt(0)], [said(tokenizer, "The answer is 3.5.")]) == [0]
+    assert task.counts == {"timeout": 0, "crash": 1, "unreadable": 0}
+    task.close()
 
 
 def test_seeds_of_reasoning_gym_share_no_stream(tokenizer):
@@ -174,20 +195,19 @@ def test_a_text_task_needs_a_tokenizer_with_a_template(tokenizer):
     assert chat.prompt(0).text.startswith("<|system|>Be brief.<|end|><|user|>")
 
 
-def test_a_prompt_that_is_too_long_is_refused(tokenizer):
-    """The limit itself is not too long; the sentence names prompt, length and limit."""
+def test_a_prompt_that_is_too_long_is_passed_over(tokenizer):
+    """The limit itself is not too long; the next one stands in, and where there is none it is said."""
     make("residue", limit=3)
     options = {"dataset": "chain_sum", "size": 50}
     sizes = [len(make("reasoning_gym", tokenizer, **options).prompt(i).ids) for i in range(50)]
     assert min(sizes) < max(sizes)
     task = make("reasoning_gym", tokenizer, limit=max(sizes) - 1, **options)
-    for i, size in enumerate(sizes):
-        if size < max(sizes):
-            assert len(task.prompt(i).ids) == size
-        else:
-            sentence = f"reasoning_gym: prompt {i} has {size} tokens, and the limit is {size - 1}$"
-            with pytest.raises(ValueError, match=sentence):
-                task.prompt(i)
+    for i in range(40):
+        after = next(size for size in sizes[i:] if size < max(sizes))
+        assert len(task.prompt(i).ids) == after
+    task = make("reasoning_gym", tokenizer, limit=min(sizes) - 1, **options)
+    with pytest.raises(ValueError, match="prompt 3 and those after it have more than"):
+        task.prompt(3)
     task = make("reasoning_gym", tokenizer, limit=max(sizes), **options)
     assert [len(task.prompt(i).ids) for i in range(50)] == sizes
 
@@ -481,6 +501,8 @@ def fake(answer, text, timeout):
         return 0.5
     if text == "unreadable":
         return text
+    if text == "odd":
+        return float("nan")
     return float(answer == text)
 
 def useless(answer, text, timeout):
@@ -513,11 +535,12 @@ def test_a_verifier_that_hangs_or_crashes_scores_0_and_is_replaced(fakes):
         "hang",
         "unreadable",
         "2",
+        "odd",
         "1",
     ]
-    expected = [1, 0, 1, 0, 1, 0, 0.5, 0, 1, 0, 0, 0, 1]
+    expected = [1, 0, 1, 0, 1, 0, 0.5, 0, 1, 0, 0, 0, 0, 1]
     assert judges([("1", text) for text in texts]) == expected
-    assert judges.counts == {"timeout": 2, "crash": 3, "unreadable": 1}
+    assert judges.counts == {"timeout": 2, "crash": 4, "unreadable": 1}
     for pid in fakes.read_text().split():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
@@ -588,3 +611,32 @@ def test_last_boxed():
     assert last_boxed(r"\boxed{1} \boxed{2") == r"\boxed{1}"
     assert last_boxed("no box") == "no box"
     assert last_boxed(r"\boxed{") == r"\boxed{"
+    endless = r"\boxed{" * 20_000
+    assert last_boxed(endless) == endless
+
+
+@given(st.lists(st.sampled_from([r"\boxed{", "{", "}", "x"]), max_size=14).map("".join))
+def test_last_boxed_is_the_closed_box_that_begins_last(text):
+    """Against every pair of places of the text."""
+    closed = []
+    for start in range(len(text)):
+        for end in range(start, len(text) + 1):
+            part = text[start:end]
+            depths = list(accumulate({"{": 1, "}": -1}.get(c, 0) for c in part))
+            if part.startswith(r"\boxed{") and depths[-1] == 0 and 0 not in depths[6:-1]:
+                closed.append(part)
+    assert last_boxed(text) == (closed[-1] if closed else text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.00001, "0.00001"), (1e16, "10000000000000000"), (0.5, "0.5"), (7, "7")]
+)
+def test_numbers_of_a_file_are_written_out(tmp_path, number, text):
+    """math-verify reads no 1e-05."""
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": "How much?", "answer": number}) + "\n")
+    ((problem,),) = problems(str(file), answer="answer")
+    assert problem[1] == text
+    file.write_text('{"prompt": "How much?", "answer": NaN}\n')
+    with pytest.raises(ValueError, match="needs one answer, a text or a number"):
+        problems(str(file), answer="answer")

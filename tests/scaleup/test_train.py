@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from scaleup import tiny
 from scaleup.launch import Ranks
 from scaleup.measure import LAYOUTS, STEPS, gap, local, run, simulated, some_responses, start
-from scaleup.responses import Response, share_by_tokens
+from scaleup.memory import largest_row
+from scaleup.recipe import load
+from scaleup.responses import Response, collate, share, share_by_tokens
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +280,46 @@ def test_errors(one, folder):
     assert found.keys() == parts.keys()
     for name, part in parts.items():
         assert part in found[name]
+
+
+def test_equal_shares_are_those_of_a_plain_search():
+    """The largest first, each to the bin with the fewest tokens, then responses, then the first."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = rng.integers(1, 30, rng.integers(1, 12)).tolist()
+        rows = [
+            Response(torch.zeros(n, dtype=torch.int64), 1, torch.zeros(n - 1), 0.0) for n in lengths
+        ]
+        bins = [[] for _ in range(6)]
+        for i in sorted(range(len(rows)), key=lambda i: -lengths[i]):
+            least = min(bins, key=lambda x: (sum(lengths[j] for j in x), len(x)))
+            least.append(i)
+        found = [[[id(r) for r in m] for m in mine] for mine in share(rows, 3, 2)]
+        assert found == [[[id(rows[i]) for i in sorted(x)] for x in bins[r::2]] for r in range(2)]
+
+
+def test_the_plan_knows_the_largest_micro_batch():
+    """Answers of full length on fewer and more ranks than divide them."""
+    for answers, ranks, tokens in ((5, 4, 200), (5, 2, 250), (7, 3, 1000), (8, 2, 150)):
+        world = load("tiny_cpu", {"world.prompts": 1, "world.answers": answers}).world
+        rows = [Response(torch.zeros(100, dtype=torch.int64), 1, torch.zeros(99), 0.0)] * answers
+        found = share_by_tokens(rows, tokens, ranks)
+        largest = max(sum(len(r.tokens) for r in m) for mine in found for m in mine)
+        at = world.trainer.model_copy(update={"ranks": ranks, "tokens": tokens})
+        assert largest <= largest_row(world, at, 100) <= tokens
+
+
+def test_what_is_empty_has_its_fields():
+    """A micro-batch without responses has ages too, and an answer without tokens needs no experts."""
+    assert collate([]).b.age.dtype == torch.int64
+    two = torch.tensor([3, 4])
+    bare = Response(two, 2, torch.zeros(0), 0.0, fields={"age": torch.zeros(0)})
+    whole = Response(
+        two, 1, torch.zeros(1), 1.0, experts=torch.ones(1, 2, 2), fields={"age": torch.ones(1)}
+    )
+    micro = collate([bare, whole], routed=(2, 2))
+    assert micro.b.logp.shape == (1,)
+    assert micro.experts.tolist() == [[[0, 1]] * 2, [[1, 1]] * 2]
 
 
 @pytest.mark.parametrize(
