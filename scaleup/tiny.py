@@ -59,10 +59,14 @@ KINDS = {
 def config(kind: str = "qwen3_moe", *, tie: bool | None = None, **sizes) -> dict:
     """The config.json of a tiny model; `sizes` replaces fields of it, `tie` defaults to untied.
 
-    Raises ValueError for an unknown kind.
+    Raises ValueError for an unknown kind, and for a size that is no whole number above 0.
     """
     if kind not in KINDS:
         raise ValueError(f"tiny: unknown kind {kind!r}, choose from {', '.join(KINDS)}")
+    for name, size in sizes.items():
+        whole = type((SIZES | KINDS[kind]).get(name)) is int
+        if whole and not (type(size) is int and size > 0):
+            raise ValueError(f"tiny: {name} must be a whole number above 0, got {size!r}")
     return {"model_type": kind, **SIZES, **KINDS[kind], "tie_word_embeddings": bool(tie), **sizes}
 
 

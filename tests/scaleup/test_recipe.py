@@ -92,6 +92,10 @@ COMMANDS = [
     (["plna"], "no command 'plna'; there are plan, run, compare"),
     (["plan", "nothing"], "no recipe 'nothing': neither a file nor one of"),
     (["plan", "tiny_cpu", "--set", "seeds"], "--set 'seeds' is not section.name=value"),
+    (
+        ["plan", "tiny_cpu", "--set", "world.model=tiny:kind=qwen3_moe,hidden_size=big"],
+        "world.model: tiny:kind=qwen3_moe,hidden_size=big: tiny: hidden_size must be a whole number",
+    ),
     (["run", "tiny_cpu", "--method", "x"], "--method 'x' is not among grpo, gspo"),
     (["run", "tiny_cpu", "--lag", "two"], "no lag regime 'two'; there are"),
     (["compare", "tiny_cpu", "--set", "seeds=1"], "seeds: Input should be greater"),
