@@ -52,8 +52,8 @@ def avg_at_k(scores, level: float = 0.95) -> Score:
     """avg@k of scores [P, k] or [R, P, k] in [0, 1], with an interval over problems.
 
     Where all problems have the same mean (all wrong, say) t has no width; the interval is then the
-    exact binomial one, with a problem as one draw, around the counts next to that mean. With one problem it is (0, 1). Raises ValueError for
-    scores of another shape or outside of [0, 1].
+    exact binomial one, with a problem as one draw, around the counts next to that mean. With one
+    problem it is (0, 1). Raises ValueError for scores of another shape or outside of [0, 1].
     """
     x = _checked(scores)
     R, P, k = x.shape

@@ -111,9 +111,7 @@ def _problem(row: dict, prompt: str, answer: str) -> Problem:
     if isinstance(right, list) and len(right) == 1:
         right = right[0]
     if isinstance(right, float) and math.isfinite(right):
-        right = format(
-            Decimal(repr(right)), "f"
-        )  # 0.00001, which math-verify would not read as 1e-05
+        right = format(Decimal(repr(right)), "f")  # 0.00001: math-verify does not read 1e-05
     if isinstance(right, int) and not isinstance(right, bool):
         right = str(right)
     if not isinstance(right, str) or not right.strip():
