@@ -25,7 +25,7 @@ from simlab.token_log import Run, write_step
 
 
 def record(folder: Path, spec: RunSpec) -> dict | None:
-    """settings.json of a run folder: settings, version, commits; None in a new folder.
+    """Version and commits of a run folder, from its settings.json; None in a new folder.
 
     Raises RunError for a folder that holds another run.
     """
@@ -35,12 +35,12 @@ def record(folder: Path, spec: RunSpec) -> dict | None:
     try:
         held = json.loads(path.read_text())
         odd = differs(held["settings"], spec.fixed())
-        held = {"version": str(held["version"]), "commits": list(held["commits"])} | held
+        made = {"version": held["version"], "commits": list(held["commits"])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: does not say which run the folder holds ({error!r})") from error
     if odd:
         raise RunError(f"{folder}: holds another run, its {odd} differs; choose another --out")
-    return held
+    return made
 
 
 def finished(folder: Path, spec: RunSpec) -> bool:

@@ -98,11 +98,14 @@ class Residue:
 
 
 class TextTask:
-    """What tasks of text share: a tokenizer, its chat template and its stop token.
+    """What tasks of text share: a tokenizer, its chat template, its stop token, and judges of answers.
 
     With `chat=False` the messages' contents are joined by newlines instead. `system` is a first
     message of the system. Raises ValueError without a tokenizer or without a template.
     """
+
+    _judges: Judges  # a task makes its own
+    counts: dict[str, int]  # theirs
 
     def __init__(
         self,
@@ -117,7 +120,6 @@ class TextTask:
             raise ValueError("the tokenizer has no chat template; say chat = false for plain text")
         self.tokenizer, self.chat, self.system, self.limit = tokenizer, chat, system, limit
         self.eos: int | None = tokenizer.eos_token_id
-        self.counts: dict[str, int] = {}
 
     def text(self, messages: list[dict[str, str]]) -> str:
         """Messages of roles and contents as one text, open for the answer."""
@@ -148,7 +150,8 @@ class TextTask:
         return max(self.tokenizer.get_vocab().values())
 
     def close(self) -> None:
-        """Nothing is open."""
+        """End the processes that verify."""
+        self._judges.close()
 
 
 class ReasoningGym(TextTask):
@@ -212,10 +215,6 @@ class ReasoningGym(TextTask):
         pairs = zip(prompts, outputs, strict=True)
         scores = self._judges([(self._packed(p.answer), self.decode(x)) for p, x in pairs])
         return [float(score >= 1) for score in scores] if self._exact else scores
-
-    def close(self) -> None:
-        """End the processes that verify."""
-        self._judges.close()
 
 
 class Math(TextTask):
@@ -300,10 +299,6 @@ class Math(TextTask):
         """One reward, 0 or 1, for each answer of token ids; prompts[j] belongs to outputs[j]."""
         pairs = zip(prompts, outputs, strict=True)
         return self._judges([(p.answer, self.decode(output)) for p, output in pairs])
-
-    def close(self) -> None:
-        """End the processes that verify."""
-        self._judges.close()
 
 
 TASKS = {"residue": Residue, "reasoning_gym": ReasoningGym, "math": Math}

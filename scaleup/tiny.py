@@ -34,6 +34,7 @@ SIZES = {
     "pad_token_id": None,
     "torch_dtype": "float32",
 }
+DEFAULTED = ("num_key_value_heads", "head_dim")  # where None, readers derive them
 KINDS = {
     "qwen3_moe": {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -65,10 +66,7 @@ def config(kind: str = "qwen3_moe", *, tie: bool | None = None, **sizes) -> dict
         raise ValueError(f"tiny: unknown kind {kind!r}, choose from {', '.join(KINDS)}")
     for name, size in sizes.items():
         whole = type((SIZES | KINDS[kind]).get(name)) is int
-        absent = size is None and name in (
-            "num_key_value_heads",
-            "head_dim",
-        )  # readers have a default
+        absent = size is None and name in DEFAULTED
         if whole and not absent and not (type(size) is int and size > 0):
             raise ValueError(f"tiny: {name} must be a whole number above 0, got {size!r}")
     return {"model_type": kind, **SIZES, **KINDS[kind], "tie_word_embeddings": bool(tie), **sizes}

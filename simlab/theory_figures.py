@@ -104,8 +104,8 @@ def hidden_tv() -> Figure:
 
 
 def trajectories(rows: pl.DataFrame) -> Figure:
-    """Bound against truth along the training runs of one method (PPO where the run has it): median over seeds and logged steps of the size of
-    the exact remainder and of the two penalties, by lag (logarithmic), with the share of steps on which
+    """Bound against truth along the training runs of one method (PPO where the run has it): median over
+    seeds and logged steps of the size of the exact remainder and of the two penalties, by lag (logarithmic), with the share of steps on which
     each penalty exceeds the range of J and so says nothing."""
     label = "ppo" if "ppo" in rows["arm"].unique() else rows["arm"][0]
     frame = rows.filter((pl.col("arm") == label) & pl.col("J").is_finite())

@@ -94,7 +94,7 @@ LOGPROB_MODES = {
 
 
 def _number(x) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool)
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and not math.isnan(x)
 
 
 def _word(x) -> bool:
@@ -109,14 +109,7 @@ FINE = {
     "aggregation": lambda x: _word(x) and x in AGGREGATIONS,
     "stabilizer": _word,
     "arguments": lambda x: isinstance(x, dict),
-    "eps": lambda x: (
-        x is None
-        or (
-            isinstance(x, tuple)
-            and len(x) == 2
-            and all(_number(y) and not math.isnan(y) for y in x)
-        )
-    ),
+    "eps": lambda x: x is None or (isinstance(x, tuple) and len(x) == 2 and all(map(_number, x))),
     "code_version": _word,
     "horizon": lambda x: x is None or (type(x) is int and x > 0),
     "notes": lambda x: isinstance(x, dict) and all(map(_word, x.values())),

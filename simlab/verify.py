@@ -19,7 +19,7 @@ from theory.search import Found, attack, read_instance
 
 DISTRIBUTIONS = {"mu", "pi", "p"}  # fields of instances
 TRIES = 2000  # random instances per claim, and steps of the search per inequality
-LOGGED = ["arm", "lag", "J", "remainder", "penalty_mean", "penalty_max"]  # read of a run
+COLUMNS = ["arm", "lag", "J", "remainder", "penalty_mean", "penalty_max"]  # read of a run
 ROUNDING = 1e-9  # of the parts of a bias, relative to |grad J|
 
 
@@ -71,7 +71,7 @@ def read_runs(folder: Path) -> pl.DataFrame:
     """Logged rows of a run of `simlab compare`. Raises ValueError if there are none."""
     path = folder / "results.parquet"
     try:
-        return pl.read_parquet(path, columns=LOGGED)
+        return pl.read_parquet(path, columns=COLUMNS)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise ValueError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
 
