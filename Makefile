@@ -14,9 +14,10 @@ FIELD = tests/conformance
 compare: $(VENV)/ready  ## the main job: run experiment E1 and write runs/e1/report.html
 	$(BIN)/simlab compare $(ARGS)
 
-test: $(VENV)/ready  ## lint and the whole test suite
+test: $(VENV)/ready  ## lint, types and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
 conformance: $(PEERS)/ready  ## the losses against the code of verl, TRL, polgrad, torchrl and martingale
@@ -35,7 +36,7 @@ benchmark: $(PEERS)/ready  ## speed, as ratios within one process
 	$(PEERS)/bin/python benchmarks/losses.py
 	$(PEERS)/bin/python benchmarks/logits.py
 
-# torch first and pinned, the CPU build where one is on offer: a resolver left alone takes the newest, with CUDA
+# torch first and pinned, as a CPU build if there is one: a resolver left alone takes the newest, with CUDA
 define environment
 $(PYTHON) -m venv $(1)
 $(1)/bin/pip install --quiet "torch==2.13.0+cpu" || $(1)/bin/pip install --quiet "torch==2.13.0"

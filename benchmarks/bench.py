@@ -16,7 +16,7 @@ from rich.table import Table
 
 
 def arguments(text: str) -> argparse.Namespace:
-    """`--quick` and `--out FILE`; sets one thread and no denormals, as simlab.compare does."""
+    """`--quick` and `--out FILE`; sets one thread and no denormals, as simlab compare does."""
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, a smoke test")
     parser.add_argument("--out", type=Path, help="also write the tables as Markdown")

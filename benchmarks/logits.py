@@ -14,8 +14,8 @@ import torch
 from bench import Report, arguments, interleave, spread
 from torch import Tensor
 
-from simlab.logits import FIRST, token_log_probs
-from simlab.tokens import widen
+from simlab.core.logits import FIRST, token_log_probs
+from simlab.core.tokens import widen
 
 Arms = dict[str, tuple[Callable, Callable]]  # what is computed -> the reference, ours
 

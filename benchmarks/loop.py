@@ -1,4 +1,4 @@
-"""The reference: one seed at a time, in Python and numpy, the same numbers as simlab.train.
+"""The reference: one seed at a time, in Python and numpy, the same numbers as simlab.simulator.train.
 
 Written as well as that allows: cumulative tables made once per broadcast, nested lists and bisect
 for the draws, closed-form gradients over all tokens of the seed's batch, no autograd, no float64
@@ -12,12 +12,12 @@ from bisect import bisect_right
 
 import numpy as np
 
-from simlab.config import Cell
-from simlab.draws import NOISE, SAMPLE
-from simlab.env import TokenMDPEnv
 from simlab.lag import Interval
-from simlab.policies.moe import EXPERTS, UNITS
-from simlab.pretrain import pretrain
+from simlab.simulator.config import Cell
+from simlab.simulator.draws import NOISE, SAMPLE
+from simlab.simulator.env import TokenMDPEnv
+from simlab.simulator.policies.moe import EXPERTS, UNITS
+from simlab.simulator.pretrain import pretrain
 
 LAG, SCALE, EPS = 8, 0.05, 0.2
 
@@ -37,7 +37,7 @@ def tabular(w: dict, X: np.ndarray, router: float | np.ndarray = 0.0, rows: slic
 
 
 def moe(w: dict, X: np.ndarray, router: float | np.ndarray = 0.0, rows: slice = ALL):
-    """The same for the mixture of experts of simlab.policies.moe; `router` is noise on its logits."""
+    """The same for the mixture of experts of simlab.simulator.policies.moe; `router` is noise on its logits."""
     X = X[rows]
     g = X @ w["router"] + router
     share = np.exp(g - g.max(-1, keepdims=True))

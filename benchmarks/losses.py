@@ -1,5 +1,5 @@
-"""Nanoseconds and memory per token of every stabilizer, eager and fused, of peers' losses, and of the
-exact quantile and its rivals. Peers are run where they are installed (`make benchmark`)."""
+"""Nanoseconds and memory per token of every stabilizer, eager and fused, of peers' losses, of a trainer's
+step from the logits on with and without a head, and of the exact quantile and its rivals. Peers are run where they are installed (`make benchmark`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 os.environ["KINETO_LOG_LEVEL"] = "6"  # the profiler that measures memory is not to chat
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,25 +19,28 @@ import torch
 from bench import Report, arguments, interleave, spread
 from torch import Tensor
 
-from simlab.aggregate import mean, token_mean
-from simlab.fused import fuse
-from simlab.methods import GUESS
-from simlab.quantile import abs_quantile, rank
+from simlab.contract.cards import GUESS
+from simlab.core.aggregate import mean, token_mean
+from simlab.core.logits import token_log_probs
+from simlab.core.quantile import abs_quantile, rank
+from simlab.core.tokens import TokenBatch
 from simlab.stabilizers import STABILIZERS, bind, required
-from simlab.tokens import TokenBatch
+from simlab.stabilizers.fused import fuse
 
-ALPHA, LENGTH = 0.9, 1000
+ALPHA, LENGTH, HEAD = 0.9, 1000, 32
 HAND = "hand-written eager PPO"
-FEW = ("ppo", "sat", "gspo")
+FEW = ("ppo", "sat", "gspo", "centering")
 
 
 def batch(n: int) -> TokenBatch:
-    """n active float32 tokens in answers of 1,000, log-ratios of about .07 nats with tails."""
+    """n active float32 tokens in answers of 1,000, log-ratios of about 0.07 nats with tails."""
     g = torch.Generator().manual_seed(0)
     logp = -torch.rand(n, generator=g) * 3
     tail = torch.randn(n, generator=g) / torch.rand(n, generator=g).clamp(min=0.05).sqrt()
     response = torch.arange(n) // LENGTH
-    top = torch.full((n, 1), -1.5) if n <= 1_000_000 else None
+    top = None
+    if n <= 1_000_000:  # mu's likeliest tokens and what a tail of 0.05 leaves them
+        top = (torch.rand(n, HEAD, generator=g) * 3).log_softmax(-1) - 0.05
     return TokenBatch(
         logp=logp.requires_grad_(),
         logp_mu=logp.detach() - 0.05 * tail,
@@ -46,7 +50,7 @@ def batch(n: int) -> TokenBatch:
         logp_prox=logp.detach() - 0.02 * torch.randn(n, generator=g),
         entropy_mu=torch.rand(n, generator=g),
         tv=0.2 * torch.rand(n, generator=g),
-        topk=top,
+        topk=None if top is None else (top - 0.05).requires_grad_(),
         topk_mu=top,
         n_responses=int(response[-1]) + 1,
     )
@@ -95,6 +99,8 @@ def peers() -> dict[str, Callable[[TokenBatch], Tensor]]:
 def gradient(loss: Callable[[TokenBatch], Tensor], b: TokenBatch) -> int:
     """Forward and backward; the number of tokens."""
     b.logp.grad = None
+    if b.topk is not None:
+        b.topk.grad = None
     loss(b).backward()
     return b.mask.numel()
 
@@ -150,8 +156,49 @@ def losses(report: Report, n: int, rounds: int, names: tuple[str, ...]) -> None:
     report.table(f"Forward and backward of {n:,} tokens, float32", columns, rows)
 
 
+def steps(report: Report, tokens: int, V: int, rounds: int) -> None:
+    """A trainer's step from the logits on: log-probs in blocks, the loss, and the gradient of the logits."""
+    g = torch.Generator().manual_seed(2)
+    logits = torch.randn(tokens, V, generator=g).mul_(3).requires_grad_()
+    token = torch.randint(V, (tokens,), generator=g)
+    likeliest = logits.detach().topk(HEAD, -1).indices
+    b = replace(batch(tokens), topk=None, topk_mu=None)
+    with torch.no_grad():
+        scores = token_log_probs(logits, token, head=likeliest)
+        b = replace(b, logp_mu=scores.logp - 0.02, topk_mu=scores.head - 0.02)
+
+    def run(name: str, head: Tensor | None, fused: bool) -> Callable[[], int]:
+        stabilizer = bind(name)
+        terms = fuse(stabilizer, show=False) if fused else None
+
+        def once() -> int:
+            found = token_log_probs(logits, token, head=head)
+            full = replace(b, logp=found.logp, topk=found.head)
+            total = terms(full)[:2] if terms else token_mean(stabilizer(full).S, full)
+            torch.autograd.grad(-mean(*total), logits)
+            return tokens
+
+        return once
+
+    arms = {
+        f"{name}, {'fused' if fused else 'eager'}": run(name, head, fused)
+        for name, head in (("ppo", None), ("centering", likeliest))
+        for fused in (False, True)
+    }
+    s = interleave(arms, rounds)
+    rows = [
+        [name, f"{1e6 * np.median(x):.1f}", spread(x / s["ppo, eager"])] for name, x in s.items()
+    ]
+    columns = ["loss", "microseconds a token", "times PPO (range)"]
+    report.table(
+        f"A step of {tokens:,} tokens from {V:,} logits each, a head of {HEAD} for centering",
+        columns,
+        rows,
+    )
+
+
 def methods(mask: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Three ways to the .9 quantile of |x|."""
+    """Three ways to the 0.9 quantile of |x|."""
     return {
         "abs_quantile": lambda x: abs_quantile([(x, mask[: len(x)])], ALPHA),
         "torch.kthvalue": lambda x: x.abs().kthvalue(rank(ALPHA, len(x))).values,
@@ -196,10 +243,12 @@ if __name__ == "__main__":
     every = tuple(sorted(STABILIZERS, key=lambda name: name != "ppo"))
     if asked.quick:
         losses(report, 10_000, 3, FEW)
+        steps(report, 256, 32_768, 3)
         quantiles(report, 100_000, 17_000_000, 3_000, 1)
     else:
         losses(report, 10_000, 51, FEW)
         losses(report, 1_000_000, 21, every)
-        losses(report, 16_000_000, 5, FEW)
+        losses(report, 16_000_000, 5, FEW[:3])
+        steps(report, 1024, 151_936, 11)
         quantiles(report, 1_000_000, 33_500_000, 100_000, 3)
     report.write(asked.out)

@@ -1,6 +1,6 @@
 """Tokens per second of whole training steps: all seeds at once against one seed at a time in Python.
 
-The loop (loop.py) draws the same uniforms and noise as simlab.train and must reproduce its first
+The loop (loop.py) draws the same uniforms and noise as simlab.simulator.train and must reproduce its first
 tokens, gradients and losses before anything is timed. Everything runs in one process on one thread,
 in turns.
 """
@@ -18,14 +18,15 @@ import torch
 from bench import Report, arguments, interleave, spread
 from loop import LAG, SCALE, Lane
 
-from simlab.batch_stats import group_advantage
-from simlab.config import Cell, Config, Training, WorldSpec
-from simlab.draws import NOISE, SAMPLE, Draws
-from simlab.noise import behaviour
-from simlab.policies import POLICIES, log_normalise
-from simlab.pretrain import pretrain
-from simlab.sample import cumulative, sample, token_batch
-from simlab.train import train
+from simlab.core.advantages import group_advantage
+from simlab.simulator.config import Cell, Config, WorldSpec
+from simlab.simulator.draws import NOISE, SAMPLE, Draws
+from simlab.simulator.noise import behaviour
+from simlab.simulator.policies import POLICIES, log_normalise
+from simlab.simulator.pretrain import pretrain
+from simlab.simulator.sample import cumulative, sample, token_batch
+from simlab.simulator.train import train
+from simlab.study.settings import Training
 
 NOISES = {
     "moe": ("grid", f"router:scale={SCALE}", f"gaussian:scale={SCALE}"),

@@ -1,14 +1,18 @@
-"""Small batches by hand and ranks as threads; seeded ragged batches come from simlab.batches."""
-
-import threading
-from concurrent.futures import ThreadPoolExecutor
+"""Small batches by hand; ranks as threads and seeded ragged batches come from simlab.contract.batches."""
 
 import torch
 
-from simlab.batches import by_response, cast, graded, ragged
-from simlab.tokens import TokenBatch
+from simlab.contract.batches import (
+    by_response,
+    cast,
+    graded,
+    graded_head,
+    on_ranks,
+    ragged,
+)
+from simlab.core.tokens import TokenBatch
 
-__all__ = ["by_response", "cast", "graded", "on_ranks", "ragged", "tokens"]
+__all__ = ["by_response", "cast", "graded", "graded_head", "on_ranks", "ragged", "tokens"]
 
 
 def tokens(d, A=1.0, *, mu=-1.0, mask=None, response=None, prox=None, dtype=torch.float64):
@@ -25,22 +29,5 @@ def tokens(d, A=1.0, *, mu=-1.0, mask=None, response=None, prox=None, dtype=torc
         mask=mask,
         response=torch.as_tensor(response),
         logp_prox=None if prox is None else torch.as_tensor(prox, dtype=dtype),
+        lanes=d.dim() > 1,
     )
-
-
-def on_ranks(n, work):
-    """[work(rank, reduce) for n ranks], one thread each; `reduce` sums over them as all-reduce does."""
-    barrier, box = threading.Barrier(n, timeout=20), [None] * n
-
-    def run(rank):
-        def reduce(x):
-            box[rank] = x
-            barrier.wait()
-            total = sum(box)
-            barrier.wait()
-            return total
-
-        return work(rank, reduce)
-
-    with ThreadPoolExecutor(n) as pool:
-        return list(pool.map(run, range(n)))

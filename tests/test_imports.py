@@ -1,158 +1,73 @@
-"""Arrows go one way, and the core loads torch and nothing heavier."""
+"""Arrows go one way, whatever is imported on the way: read off the code, and off what gets loaded."""
 
-import ast
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
+from graphlib import CycleError, TopologicalSorter
 
-ROOT = Path(__file__).parent.parent
-# A module imports from its own row and the rows above it, never from below.
-LAYERS = [
-    [
-        "arguments",
-        "tokens",
-        "quantile",
-        "batch_stats",
-        "aggregate",
-        "stabilizers",
-        "advantages",
-        "kl",
-        "logits",
-        "across_steps",
-        "batches",
-        "contract",
-        "fused",
-    ],  # the core, shared with a cluster
-    [
-        "draws",
-        "lag",
-        "policies",
-        "tasks",
-        "noise",
-        "exact",
-        "sample",
-        "intervals",
-        "specs",
-    ],  # the world
-    ["config"],
-    ["pretrain", "measure", "train", "env", "summary"],
-    ["experiments"],
-    [
-        "methods",
-        "token_log",
-        "token_rows",
-        "page",
-        "pool",
-        "figures",
-        "report",
-        "compare",
-        "bias",
-        "theory_figures",
-        "verify",
-    ],
-    ["__main__"],
-]
-RANK = {module: rank for rank, row in enumerate(LAYERS) for module in row}
+import pytest
+
+from simlab.study.files import ROOT, imports, sources
+
+PACKAGES = ("simlab", "scaleup", "theory")
+LIGHT = {
+    f"simlab.{x}" for x in ("core", "stabilizers", "contract", "lag")
+}  # what a trainer imports
+HEAVY = {"gymnasium", "matplotlib", "polars", "pydantic", "rich", "scipy", "seaborn", "tyro"}
 
 
-def imported(path):
-    """simlab modules that a file imports, at any depth of its code."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("simlab"):
-            parts = node.module.split(".")
-            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
-            yield from names
-        elif isinstance(node, ast.Import):
-            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("simlab."))
+def dotted(path):
+    """The name of a module."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
 
 
-def violations(files):
-    """(importer, imported) pairs that point upward or to a module that no layer names."""
-    for module, path in files:
-        for name in imported(path):
-            if name not in RANK or RANK[name] > RANK.get(module, -1):
-                yield module, name
+def folder(name):
+    """What a module belongs to: simlab.core, scaleup.run; a file beside the folders is its own."""
+    return ".".join(name.split(".")[:2])
 
 
-def sources():
-    for path in sorted((ROOT / "simlab").rglob("*.py")):
-        module = path.relative_to(ROOT / "simlab").parts[0].removesuffix(".py")
-        if module != "__init__":
-            yield module, path
+PATHS = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+MODULES = {dotted(path): path for path in PATHS if "site" not in path.parts}
 
 
-def test_every_module_has_a_layer():
-    """A new top-level module must be placed."""
-    assert {module for module, _ in sources()} == set(RANK)
+@pytest.mark.parametrize("level", [str, folder], ids=["modules", "folders"])
+def test_no_circle(level):
+    """No module, and no folder, is behind itself."""
+    graph = {level(name): set() for name in MODULES}
+    for name, path in MODULES.items():
+        straight = {x if x in MODULES else x.rpartition(".")[0] for x in imports(path)}
+        graph[level(name)] |= {level(x) for x in straight & MODULES.keys()} - {level(name)}
+    graph |= {package: set() for package in PACKAGES}  # nothing is imported for its __init__
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_nothing_imports_upward():
-    """No file of simlab imports from a layer below its own."""
-    assert list(violations(sources())) == []
+@pytest.mark.parametrize("name", sorted({folder(name) for name in MODULES}))
+def test_a_folder_reaches_only_what_it_may(name):
+    """At any depth. Light folders: each other. Study, audit and engines: neither toy nor verify. Theory:
+    itself. Nobody: the laboratory of the engines."""
+    for module in (x for x in MODULES if folder(x) == name):
+        behind = {folder(dotted(path)) for path in sources(module)} - {name, *PACKAGES}
+        assert name not in LIGHT or behind <= LIGHT, module
+        if name in ("simlab.study", "simlab.audit") or name.startswith("scaleup"):
+            assert not behind & {"simlab.simulator", "simlab.verify", "simlab.commands"}, module
+        assert not name.startswith("theory") or all(x.startswith("theory") for x in behind), module
+        assert "scaleup.engines_report" not in behind, module
 
 
-def roots(path):
-    """Top-level packages that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            yield node.module.split(".")[0]
-        elif isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-
-
-def test_theory_knows_no_simulator():
-    """theory/ imports numpy, scipy (for the search) and itself; only reports on it import theory."""
-    allowed = {"numpy", "scipy", "theory", *sys.stdlib_module_names}
-    for path in (ROOT / "theory").rglob("*.py"):
-        assert set(roots(path)) <= allowed, path.name
-    users = {path.name for path in (ROOT / "simlab").rglob("*.py") if "theory" in roots(path)}
-    assert users <= {"bias.py", "theory_figures.py", "verify.py"}
-
-
-ENGINES = ["checkpoint", "checksums", "launch", "local", "model", "plan", "replay", "responses", "rollout", "server", "tiny", "train", "weights"]  # fmt: skip
-
-
-def test_scaleup_stands_on_the_core():
-    """Engines import the core alone; their pipeline the lag regimes, settings and pages too. Nobody
-    imports scaleup, and the pipeline knows neither the world's training loop nor its reports."""
-    outer = {
-        "config",
-        "figures",
-        "intervals",
-        "lag",
-        "page",
-        "specs",
-        "summary",
-        "token_log",
-        "token_rows",
-    }
-    for path in (ROOT / "scaleup").rglob("*.py"):
-        engine = path.stem in ENGINES or path.parent.name == "cpu"
-        assert set(imported(path)) <= {*LAYERS[0]} | (set() if engine else outer), path.name
-    for folder in ("simlab", "theory"):
-        assert all("scaleup" not in roots(p) for p in (ROOT / folder).rglob("*.py"))
-
-
-def test_a_planted_breach_is_found(tmp_path):
-    """The check can fail: a stabilizer that imports the training loop, in three spellings."""
-    for text in (
-        "from simlab.train import train",
-        "import simlab.train",
-        "from simlab import train",
-    ):
-        path = tmp_path / "bad.py"
-        path.write_text(f"def f():\n    {text}\n")
-        assert list(violations([("stabilizers", path)])) == [("stabilizers", "train")]
-
-
-def test_core_loads_torch_and_nothing_heavier():
-    """Importing the core brings none of the other dependencies of the project."""
-    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    light = {"torch", "numpy", "jinja2"}  # torch itself may import the last two
-    heavy = {name.split(">")[0].replace("-", "_") for name in names} - light
-    core = ", ".join(f"simlab.{module}" for module in LAYERS[0])
-    code = f"import sys, {core}; print(*sys.modules)"
-    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+def test_light_folders_load_torch_and_nothing_heavier():
+    """In a new process that imports all of their modules, and the audit of a batch in a training loop."""
+    names = [name for name in MODULES if folder(name) in LIGHT] + ["simlab.audit.audit"]
+    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
+    loaded = set(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split())
     assert "torch" in loaded
-    assert heavy & set(loaded) == set()
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("text", ["from {0}.train import x", "import {0}.train", "from {0} import train"])  # fmt: skip
+def test_a_planted_arrow_is_seen(tmp_path, text):
+    """In every spelling, wherever it stands in a file."""
+    (tmp_path / "bad.py").write_text(f"def f():\n    {text.format('simlab.simulator')}\n")
+    assert any(x.startswith("simlab.simulator.train") for x in imports(tmp_path / "bad.py"))

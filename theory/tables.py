@@ -37,11 +37,20 @@ def tv(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 class Pair:
-    """mu (what sampled) and pi (what is judged) with a reward: J, L', Delta and the distances."""
+    """mu (what sampled) and pi (what is judged) with a reward: J, L', Delta and the distances.
+
+    Raises ValueError for shapes that are not those of two policies and a reward.
+    """
 
     def __init__(self, mu: Policy, pi: Policy, R: np.ndarray):
         self.mu, self.pi, self.R = mu, pi, np.asarray(R, float)
         self.T, self.V = len(mu), mu[0].shape[-1]
+        for name, p in (("mu", mu), ("pi", pi)):
+            wanted = [(self.V**t, self.V) for t in range(self.T)]
+            if (shapes := [x.shape for x in p]) != wanted:
+                raise ValueError(f"{name} has the shapes {shapes}, not {wanted}")
+        if self.R.shape != (self.V**self.T,):
+            raise ValueError(f"R has the shape {self.R.shape}, not {(self.V**self.T,)}")
         self.xi = float(np.abs(self.R).max())
 
     def need_support(self) -> None:

@@ -2,7 +2,7 @@
 
 Megatron's training path runs on gloo, but names the CUDA device in literals that no flag reaches.
 Each step below says what fails without it. The default causal mask, fusions and kernels of
-Transformer Engine are not touched: `scaleup.model` builds from parts that do not need them.
+Transformer Engine are not touched: `scaleup.models.megatron` builds from parts that do not need them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import types
 
 import torch
+import torch.distributed as dist
 
 # Modules whose code holds "cuda" as a device or a tensor type: optimizer, clipping, token counts.
 LITERALS = (
@@ -63,6 +64,9 @@ def install() -> bool:
     utils = importlib.import_module("megatron.core.utils")
     _retarget_function(utils.local_multi_tensor_l2_norm)
 
+    state = importlib.import_module("megatron.core.parallel_state")
+    state.create_group = _one_group(state.create_group)
+
     moe_utils = importlib.import_module("megatron.core.transformer.moe.moe_utils")
     if not hasattr(moe_utils, "te_general_gemm"):  # read by every router, defined only with TE
         moe_utils.te_general_gemm = None
@@ -106,6 +110,25 @@ def _retarget_constant(value):
     if isinstance(value, tuple):
         return tuple(map(_retarget_constant, value))
     return CONSTANTS.get(value, value) if isinstance(value, str) else value
+
+
+def _one_group(create):
+    """Megatron's `create_group`, which makes some twenty groups of a few sets of ranks, with one group
+    a set: every group of gloo has three threads, one of which wakes up a hundred times a second.
+
+    Groups that name their backend stay as they are: Megatron closes those, and no others.
+    """
+    groups: dict[tuple, object] = {}
+
+    def create_group(ranks=None, timeout=None, backend=None, **arguments):
+        if backend is not None:
+            return create(ranks, timeout, backend, **arguments)
+        key = (dist.group.WORLD, tuple(ranks), timeout)
+        if key not in groups:  # on every rank or on none: making a group is collective
+            groups[key] = create(ranks, timeout, **arguments)
+        return groups[key]
+
+    return create_group
 
 
 def _splits_to_lists(self, point: str, tokens_per_expert=None):

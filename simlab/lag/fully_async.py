@@ -49,7 +49,7 @@ class FullyAsync:
         return self.max_age
 
     def broadcast_now(self, step: int) -> bool:
-        """Always."""
+        """True: before every step."""
         return True
 
     def version(self, step: int) -> int:
@@ -58,7 +58,7 @@ class FullyAsync:
 
     def versions(self, step: int, horizon: int) -> list[int]:
         """Weight version behind each of the `horizon` positions of the batch of `step`."""
-        first, spans = self.version(step), self.updates + 1
+        first, spans = self.version(step), (self.updates or 0) + 1
         return [min(first + t * spans // horizon, step) for t in range(horizon)]
 
     def may_start(self, batch: int, served: int) -> bool:

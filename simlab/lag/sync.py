@@ -13,7 +13,7 @@ class Sync:
     on_broadcast = "drain"
 
     def broadcast_now(self, step: int) -> bool:
-        """Always."""
+        """True: before every step."""
         return True
 
     def version(self, step: int) -> int:

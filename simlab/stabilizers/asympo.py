@@ -10,15 +10,16 @@ Gradient weight on grad log pi: A / l.
 
 from __future__ import annotations
 
-from simlab.batch_stats import response_means
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, on_mask
+from typing import Annotated
+
+from simlab.core.arguments import Interval
+from simlab.core.per_response import response_means
+from simlab.core.tokens import Diagnostic, Surrogate, TokenBatch, on_mask
 
 
-def surrogate(b: TokenBatch, *, floor: float = 1e-6) -> Surrogate:
-    """Aggregate by seq_mean_token_mean. Raises ValueError unless floor > 0."""
-    if not floor > 0:
-        raise ValueError(f"asympo: floor must be above 0, got {floor}")
-    A, logp = on_mask(b, b.advantage), on_mask(b, b.logp)
+def surrogate(b: TokenBatch, *, floor: Annotated[float, Interval("(0, inf)")] = 1e-6) -> Surrogate:
+    """Aggregate by seq_mean_token_mean."""
+    A, logp = on_mask(b, b.advantage.detach()), on_mask(b, b.logp)
     scale = (-response_means(b, logp.detach())).clamp(min=floor)
     shown = {"scale_min": Diagnostic(scale, "min"), "scale_max": Diagnostic(scale, "max")}
     return Surrogate(A * logp / scale, A != 0, shown)

@@ -6,7 +6,8 @@ The proximal policy `proximal` is
     batch       `logp_prox`, whatever the caller hands in
     step        `logp_prox`, recomputed just before the step       (these three tell the
     rollout     `logp_prox`, the trainer at the rollout's weights   trainer which one to
-    ewma        `logp_prox`, an EWMA of the trainer's weights       hand in; across_steps.py)
+    ewma        `logp_prox`, an EWMA of the trainer's weights       hand in; core/state.py)
+    mu          mu itself (bypass: u = pi/mu and k = 1)
     loglinear   log prox = a log mu + (1 - a) log pi
     arithmetic  prox = a mu + (1 - a) pi
 with a = `mix`, or 1/age (A-3PO; 1 at age 0). An interpolated prox only moves the limits of the total
@@ -20,26 +21,34 @@ Gradient weight on grad log pi: w u A, 0 where the clip binds.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from simlab.stabilizers.icepop import check_band, in_band
-from simlab.stabilizers.ppo import check_dual_clip, check_radii, clipped
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio, widen
+from simlab.core.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.stabilizers.parts import (
+    BandHigh,
+    BandLow,
+    DualClip,
+    RadiusHigh,
+    RadiusLow,
+    Share,
+    check_band,
+    clipped,
+    in_band,
+)
 
-HANDED_IN = ("batch", "step", "rollout", "ewma")
-PROXIMAL = (*HANDED_IN, "loglinear", "arithmetic")
+Proximal = Literal["batch", "step", "rollout", "ewma", "mu", "loglinear", "arithmetic"]
 
 
-def proximal_log_prob(b: TokenBatch, proximal: str, mix: float | None) -> Tensor:
+def proximal_log_prob(b: TokenBatch, proximal: Proximal, mix: float | None) -> Tensor:
     """log prox `[..., N]` in nats, without gradient; anything where masked."""
-    if proximal not in PROXIMAL:
-        raise ValueError(f"decoupled: proximal must be {', '.join(PROXIMAL)}, got {proximal!r}")
-    if mix is not None and not 0 <= mix <= 1:
-        raise ValueError(f"decoupled: mix must lie in [0, 1], got {mix}")
-    if proximal in HANDED_IN:
+    if proximal == "mu":
+        return b.logp_mu.detach()
+    if proximal not in ("loglinear", "arithmetic"):
         return b.need("logp_prox", "decoupled").detach()
-    pi, mu = widen(b.logp.detach()), widen(b.logp_mu)
+    pi, mu = b.logp.detach().to(b.dtype), b.logp_mu.to(b.dtype)
     if mix is None:
         a = 1 / b.need("age", "decoupled").clamp(min=1).to(pi.dtype)
     else:
@@ -52,21 +61,17 @@ def proximal_log_prob(b: TokenBatch, proximal: str, mix: float | None) -> Tensor
 def surrogate(
     b: TokenBatch,
     *,
-    proximal: str = "batch",
-    mix: float | None = None,
-    weight: str = "cap",
-    low: float = 0.0,
-    high: float = 5.0,
-    dual_clip: float | None = None,
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    proximal: Proximal = "batch",
+    mix: Share | None = None,
+    weight: Literal["cap", "mask", "none"] = "cap",
+    low: BandLow = 0.0,
+    high: BandHigh = 5.0,
+    dual_clip: DualClip = None,
+    eps_low: RadiusLow = 0.2,
+    eps_high: RadiusHigh = 0.2,
 ) -> Surrogate:
-    """Raises ValueError for impossible values, or a missing `logp_prox` or `age`."""
-    check_radii("decoupled", eps_low, eps_high)
-    check_dual_clip("decoupled", dual_clip)
+    """Raises ValueError for low above high, or a missing `logp_prox` or `age`."""
     check_band("decoupled", low, high)
-    if weight not in ("cap", "mask", "none"):
-        raise ValueError(f"decoupled: weight must be cap, mask or none, got {weight!r}")
     prox = proximal_log_prob(b, proximal, mix)
     d = log_ratio(b, num=prox)
     k, inside = ratio(d), in_band(d, low, high)

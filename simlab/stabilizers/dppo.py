@@ -6,41 +6,53 @@ With p = pi(token), m = mu(token), r = p/m, the divergence D is
 
     tv       |p - m|                                                    (no factor 1/2)
     kl       m log(m/p) + (1-m) log((1-m+1e-8) / (1-p+1e-8))
-    topk_tv  (1/2) sum |p_j - m_j|       over mu's top K tokens, the sampled token and one bucket
-    topk_kl  sum m_j log(m_j/p_j)        for the rest, whose mass is held above 1e-12
-    M = 0  iff  (A > 0, p > m, D > delta_high)  or  (A <= 0, p < m, D > delta_low)
+    topk_tv  (1/2) sum |p_j - m_j|       over mu's top `columns` tokens (None: all that the batch has),
+    topk_kl  sum m_j log(m_j/p_j)        the sampled token and one bucket of mass above 1e-12 for the rest
+    M = 0  iff  (A > 0, p > m, D > delta_high)  or  (A < 0, p < m, D > delta_low)
 
-Pull-back is always kept. The top-k kinds need `topk` and `topk_mu`. `form="pg"` is the form above,
-of the official code; `form="ppo"` is the mask times GRPO's clip, the form of SAT's runs:
-S = M min(r A, clip(r, 1 - eps_low, 1 + eps_high) A).
+Pull-back is always kept, and a token without advantage has no gradient to lose. The top-k kinds need `topk` and `topk_mu`.
+`form="pg"` is the form above, of the official code; `form="ppo"` that of SAT's runs, the mask times GRPO's clip.
 
-Sources differ on delta: .2 (paper's appendix, SkyRL, prime-rl) or .15 (verl's script) for TV, .05 for
-KL (verl's own default is .2 for both); SAT's runs use 1e-3. On cap: 10 in the official code, 5 in the
-paper's runs, 3 in verl, whose configuration overrides the 20 in its function.
+Sources differ on delta: 0.2 (paper's appendix, SkyRL, prime-rl) or 0.15 (verl's script) for TV, 0.05 for KL (verl's own
+default is 0.2 for both); SAT's runs use 1e-3. On cap: 10 in the official code, 5 in the paper's runs, 3 in verl.
 
-Gradient weight on grad log pi: M min(r, cap) A; form "ppo" M r A, 0 where the clip binds.
+Gradient weight: M min(r, cap) A; form "ppo" M r A, 0 where the clip binds. Dual clip (ppo.py, not the paper's): 0 there.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from simlab.stabilizers.ppo import check_radii, clipped
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio, weighted
+from simlab.core.head import Columns, head
+from simlab.core.tokens import (
+    Diagnostic,
+    Surrogate,
+    TokenBatch,
+    log_ratio,
+    on_mask,
+    ratio,
+    weighted,
+)
+from simlab.stabilizers.algebra.corrections import Correction
+from simlab.stabilizers.parts import Above0, AtLeast0, DualClip, RadiusHigh, RadiusLow, clipped
 
+Divergence = Literal["tv", "kl", "topk_tv", "topk_kl"]
 DELTA = {"tv": 0.2, "kl": 0.05, "topk_tv": 0.2, "topk_kl": 0.05}
 REST = 1e-12
 
 
 def binary(kind: str, logp: Tensor, logm: Tensor) -> Tensor:
-    """D of the two events "this token" and "any other" `[..., N]`."""
+    """D of the two events "this token" and "any other" `[..., N]`. Finite where rounding has put a
+    log-prob above 0: the other event then has probability 0."""
     p, m = logp.exp(), logm.exp()
     if kind == "tv":
         return (p - m).abs()
-    return m * (logm - logp) + (1 - m) * (torch.log(1 - m + 1e-8) - torch.log(1 - p + 1e-8))
+    rest_p, rest_m = (1 - p).clamp(min=0), (1 - m).clamp(min=0)
+    return m * (logm - logp) + rest_m * (torch.log(rest_m + 1e-8) - torch.log(rest_p + 1e-8))
 
 
 def top_k(kind: str, logp: Tensor, logm: Tensor, topk: Tensor, topk_mu: Tensor) -> Tensor:
@@ -59,48 +71,60 @@ def top_k(kind: str, logp: Tensor, logm: Tensor, topk: Tensor, topk_mu: Tensor) 
     return torch.where(absent, 0.0, logm.exp() * (logm - torch.where(absent, 0.0, logp))).sum(-1)
 
 
-def surrogate(
-    b: TokenBatch,
-    *,
-    divergence: str = "tv",
-    delta_low: float | None = None,
-    delta_high: float | None = None,
-    cap: float = 10.0,
-    form: str = "pg",
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
-) -> Surrogate:
-    """A delta of None is the default of its divergence. Raises ValueError for impossible values."""
-    check_radii("dppo", eps_low, eps_high)
-    if divergence not in DELTA:
-        raise ValueError(f"dppo: divergence must be {', '.join(DELTA)}, got {divergence!r}")
-    low = DELTA[divergence] if delta_low is None else delta_low
-    high = DELTA[divergence] if delta_high is None else delta_high
-    if not (low >= 0 and high >= 0):
-        raise ValueError(f"dppo: delta_low and delta_high must be at least 0, got {low}, {high}")
-    if not cap > 0:
-        raise ValueError(f"dppo: cap must be above 0, got {cap}")
-    if form not in ("pg", "ppo"):
-        raise ValueError(f"dppo: form must be pg or ppo, got {form!r}")
+def outside(b: TokenBatch, divergence: Divergence, low, high, columns: Columns, shrink):
+    """Tokens that move up, and down, out of their limit `[..., N]`. ValueError for a missing `topk`."""
+    low, high = (DELTA[divergence] if x is None else x for x in (low, high))
+    low, high = (low, high) if shrink is None else (low * shrink, high * shrink)
     A, p, logm = (on_mask(b, x) for x in (b.advantage, b.logp.detach(), b.logp_mu))
-    d = log_ratio(b)
     if divergence in ("tv", "kl"):
         D = binary(divergence, p, logm)
     else:
-        tops = (b.need(x, "dppo").detach().to(p.dtype) for x in ("topk", "topk_mu"))
-        D = top_k(divergence, p, logm, *tops)
-    x = d.detach()
-    up, down = (A > 0) & (x > 0) & (D > high), (A <= 0) & (x < 0) & (D > low)
-    W = (
-        torch.where(up | down, 0.0, ratio(x).clamp(max=cap))
-        if form == "pg"
-        else (~(up | down)).to(p)
-    )
+        tops = head(b, "dppo", columns)
+        D = top_k(divergence, p, logm, tops.logp.detach(), tops.logp_mu)
+    x = log_ratio(b).detach()
+    return (A > 0) & (x > 0) & (D > high), (A < 0) & (x < 0) & (D > low)
+
+
+def correction(
+    b: TokenBatch,
+    *,
+    divergence: Divergence = "tv",
+    delta_low: AtLeast0 | None = None,
+    delta_high: AtLeast0 | None = None,
+    columns: Columns = None,
+    shrink: Tensor | None = None,
+) -> Correction:
+    """rejects a token that moves away from mu with {divergence} above {delta_high} (A > 0) or {delta_low} (A < 0); None is the default"""
+    rejected = torch.logical_or(*outside(b, divergence, delta_low, delta_high, columns, shrink))
+    return Correction("r", None, ~rejected, {"rejected": Diagnostic(rejected, "mean")})
+
+
+def surrogate(
+    b: TokenBatch,
+    *,
+    divergence: Divergence = "tv",
+    delta_low: AtLeast0 | None = None,
+    delta_high: AtLeast0 | None = None,
+    cap: Above0 = 10.0,
+    form: Literal["pg", "ppo"] = "pg",
+    columns: Columns = None,
+    eps_low: RadiusLow = 0.2,
+    eps_high: RadiusHigh = 0.2,
+    dual_clip: DualClip = None,
+    shrink: Tensor | None = None,
+) -> Surrogate:
+    """A delta of None is the default of its divergence; `shrink` `[..., N]` multiplies both (`+contract`)."""
+    A, d = on_mask(b, b.advantage), log_ratio(b)
+    up, down = outside(b, divergence, delta_low, delta_high, columns, shrink)
     if form == "ppo":
-        S, active, shares = clipped(d, A, 1 - eps_low, 1 + eps_high, W)
+        keep = (~(up | down)).to(d.dtype)
+        S, active, shares = clipped(d, A, 1 - eps_low, 1 + eps_high, keep, dual_clip)
         up, down = up | shares["clip_high"].value, down | shares["clip_low"].value
         shares |= {"clip_high": Diagnostic(up, "mean"), "clip_low": Diagnostic(down, "mean")}
         return Surrogate(S, active, shares)
-    shares = {"clip_high": up, "clip_low": down, "capped": lambda: ratio(x) > cap}
-    shown = {name: Diagnostic(share, "mean") for name, share in shares.items()}
-    return weighted(b, W * A, shown)
+    r = ratio(d.detach())
+    shares = {"clip_high": up, "clip_low": down, "capped": r > cap}
+    if dual_clip is not None:
+        shares["clip_dual"] = (A < 0) & (r > dual_clip)
+    W = torch.where(up | down | shares.get("clip_dual", up), 0.0, r.clamp(max=cap))
+    return weighted(b, W * A, {k: Diagnostic(share, "mean") for k, share in shares.items()})

@@ -10,54 +10,61 @@ the step in frameworks that recompute it.
 
 Frameworks disagree on the ratio that the band tests: pi_old/mu (AReaL, the formula) or pi/mu (rllm).
 `band="total"` tests pi/mu; the weight stays pi_old/mu, so that no factor is applied twice.
-Band [.5, 5] here; [.5, 2] and [.2, 5] are also in use. k carries no gradient.
+Band [0.5, 5] here; [0.5, 2] and [0.2, 5] are also in use. k carries no gradient.
 
-Gradient weight on grad log pi: M(k) r A, 0 where the clip binds.
+Gradient weight on grad log pi: M(k) r A, 0 where the clip (or the dual clip, ppo.py) binds.
 """
 
 from __future__ import annotations
 
-import math
+from typing import Literal
 
-import torch
-from torch import Tensor
+from simlab.core.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.stabilizers.algebra.corrections import Correction
+from simlab.stabilizers.algebra.statistics import log_of
+from simlab.stabilizers.parts import (
+    BandHigh,
+    BandLow,
+    DualClip,
+    RadiusHigh,
+    RadiusLow,
+    check_band,
+    clipped,
+    in_band,
+)
 
-from simlab.stabilizers.ppo import check_radii, clipped
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+Band = Literal["mismatch", "total"]
 
 
-def check_band(method: str, low: float, high: float) -> None:
-    """Raises ValueError unless 0 <= low <= high, high > 0."""
-    if not 0 <= low <= high or high == 0:
-        raise ValueError(
-            f"{method}: the band needs 0 <= low <= high and high > 0, got {low}, {high}"
-        )
-
-
-def in_band(d: Tensor, low: float, high: float) -> Tensor:
-    """low <= exp(d) <= high, tested on the log-ratio, where a limit is not a matter of rounding."""
-    return (d >= (math.log(low) if low else -math.inf)) & (d <= math.log(high))
+def correction(
+    b: TokenBatch,
+    *,
+    low: BandLow = 0.5,
+    high: BandHigh = 5.0,
+    weighted: bool = True,
+    band: Band = "mismatch",
+) -> Correction:
+    """W = k = prox/mu (or 1: weighted is {weighted}), and 0 unless the {band} ratio is from {low} to {high}"""
+    check_band("icepop", low, high)
+    k = log_of(b, "k", "icepop")
+    inside = in_band(k if band == "mismatch" else log_of(b, "r", "icepop"), low, high)
+    outside = {"out_of_band": Diagnostic(~inside, "mean")}
+    return Correction("k", ratio(k) if weighted else None, inside, outside)
 
 
 def surrogate(
     b: TokenBatch,
     *,
-    low: float = 0.5,
-    high: float = 5.0,
+    low: BandLow = 0.5,
+    high: BandHigh = 5.0,
     weighted: bool = True,
-    band: str = "mismatch",
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    band: Band = "mismatch",
+    eps_low: RadiusLow = 0.2,
+    eps_high: RadiusHigh = 0.2,
+    dual_clip: DualClip = None,
 ) -> Surrogate:
     """Needs `logp_prox`. Both ends of the band are inclusive."""
-    check_radii("icepop", eps_low, eps_high)
-    check_band("icepop", low, high)
-    if band not in ("mismatch", "total"):
-        raise ValueError(f"icepop: band must be mismatch or total, got {band!r}")
-    prox = b.need("logp_prox", "icepop").detach()
-    k = log_ratio(b, num=prox)
-    inside = in_band(k if band == "mismatch" else log_ratio(b).detach(), low, high)
-    W = torch.where(inside, ratio(k) if weighted else 1.0, 0.0)
-    u, A = log_ratio(b, den=prox), on_mask(b, b.advantage)
-    S, active, diagnostics = clipped(u, A, 1 - eps_low, 1 + eps_high, W)
-    return Surrogate(S, active, diagnostics | {"out_of_band": Diagnostic(~inside, "mean")})
+    c = correction(b, low=low, high=high, weighted=weighted, band=band)
+    u, A = log_ratio(b, den=b.need("logp_prox", "icepop")), on_mask(b, b.advantage)
+    S, active, shares = clipped(u, A, 1 - eps_low, 1 + eps_high, c.W, dual_clip)
+    return Surrogate(S, active, shares | c.diagnostics)

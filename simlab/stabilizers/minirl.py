@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import torch
 
-from simlab.stabilizers.ppo import check_radii
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio, weighted
+from simlab.core.tokens import (
+    Diagnostic,
+    Surrogate,
+    TokenBatch,
+    log_ratio,
+    on_mask,
+    ratio,
+    weighted,
+)
+from simlab.stabilizers.parts import Above0, RadiusHigh, RadiusLow
 
 
 def surrogate(
-    b: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.27, cap: float = 5.0
+    b: TokenBatch, *, eps_low: RadiusLow = 0.2, eps_high: RadiusHigh = 0.27, cap: Above0 = 5.0
 ) -> Surrogate:
-    """Needs `logp_prox`. Raises ValueError for impossible values."""
-    check_radii("minirl", eps_low, eps_high)
-    if not cap > 0:
-        raise ValueError(f"minirl: cap must be above 0, got {cap}")
+    """Needs `logp_prox`."""
     prox = b.need("logp_prox", "minirl").detach()
     A, r = on_mask(b, b.advantage), ratio(log_ratio(b).detach())
     u = ratio(log_ratio(b, den=prox).detach())

@@ -7,9 +7,12 @@ Gradient weight on grad log pi: A. Rollout log-probs are not read.
 
 from __future__ import annotations
 
-from simlab.tokens import Surrogate, TokenBatch, on_mask, weighted
+from torch import Tensor
+
+from simlab.core.tokens import Surrogate, TokenBatch, on_mask, weighted
 
 
-def surrogate(b: TokenBatch) -> Surrogate:
-    """No hyper-parameters."""
-    return weighted(b, on_mask(b, b.advantage), {})
+def surrogate(b: TokenBatch, *, W: Tensor | None = None) -> Surrogate:
+    """No hyper-parameters. W `[..., N]` multiplies S."""
+    A = on_mask(b, b.advantage)
+    return weighted(b, A if W is None else W * A, {})

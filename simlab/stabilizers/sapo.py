@@ -10,12 +10,13 @@ Gradient weight on grad log pi: r A 4 s (1 - s), s = sigmoid(tau (r - 1)).
 
 from __future__ import annotations
 
-import math
+from typing import Annotated
 
 import torch
 
-from simlab.tokens import (
-    D_MAX,
+from simlab.core.arguments import Interval
+from simlab.core.tokens import (
+    LOG_RATIO_CAP,
     Diagnostic,
     Surrogate,
     TokenBatch,
@@ -25,19 +26,20 @@ from simlab.tokens import (
     ratio,
 )
 
+Temperature = Annotated[float, Interval("(0, inf)")]
 
-def surrogate(b: TokenBatch, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Surrogate:
-    """Raises ValueError unless both tau are above 0 and finite."""
-    for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
-        if not 0 < tau < math.inf:
-            raise ValueError(f"sapo: {name} must be above 0 and finite, got {tau}")
+
+def surrogate(
+    b: TokenBatch, *, tau_pos: Temperature = 1.0, tau_neg: Temperature = 1.05
+) -> Surrogate:
+    """A larger tau lets the weight fall off closer to r = 1."""
     d, A = log_ratio(b), on_mask(b, b.advantage)
     with torch.no_grad():
         r = ratio(d)
         tau = torch.where(A > 0, torch.full_like(d, tau_pos), tau_neg)
         x = tau * (r - 1)
         s, rest = x.sigmoid(), (-x).sigmoid()
-        w = torch.where(d > D_MAX, 0.0, r * rest * A * 4 * s)
+        w = torch.where(d > LOG_RATIO_CAP, 0.0, r * rest * A * 4 * s)
         S = 4 / tau * s * A
     damped = Diagnostic(lambda: (4 * s * rest < 0.5) & (A != 0), "mean")
     return Surrogate(graded(d, S, w), w != 0, {"damped": damped})

@@ -9,14 +9,15 @@ Gradient weight on grad log pi: A, or alpha A for A < 0.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 
-from simlab.tokens import Surrogate, TokenBatch, on_mask, weighted
+from simlab.core.arguments import Interval
+from simlab.core.tokens import Surrogate, TokenBatch, on_mask, weighted
 
 
-def surrogate(b: TokenBatch, *, alpha: float) -> Surrogate:
-    """alpha in (0, 1]. Raises ValueError otherwise."""
-    if not 0 < alpha <= 1:
-        raise ValueError(f"spo_scaled: alpha must lie in (0, 1], got {alpha}")
+def surrogate(b: TokenBatch, *, alpha: Annotated[float, Interval("(0, 1]")]) -> Surrogate:
+    """alpha is the share of its weight that a negative token keeps."""
     A = on_mask(b, b.advantage)
     return weighted(b, torch.where(A < 0, alpha * A, A), {})

@@ -18,43 +18,35 @@ capped token keeps its gradient.
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Literal
 
-from simlab.batch_stats import response_sums, to_tokens
-from simlab.stabilizers.ppo import check_radii, clipped
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio, weighted
+from simlab.core.tokens import Surrogate, TokenBatch, log_ratio, on_mask, weighted
+from simlab.stabilizers.algebra.corrections import Correction
+from simlab.stabilizers.algebra.corrections import cap as capped
+from simlab.stabilizers.algebra.statistics import WRITTEN
+from simlab.stabilizers.parts import Above0, Level, RadiusHigh, RadiusLow, clipped
 
 
-def sequence_log_ratio(b: TokenBatch, d: Tensor) -> Tensor:
-    """The sum of d over the response, on each of its tokens `[..., N]`; no gradient."""
-    return to_tokens(b, response_sums(b, d.detach()))
+def correction(b: TokenBatch, *, cap: Above0 = 2.0, level: Level = "token") -> Correction:
+    """W = k = prox/mu {level}, at most {cap}"""
+    return capped(b, of="k", level=WRITTEN[level], max=cap)
 
 
 def surrogate(
     b: TokenBatch,
     *,
-    cap: float = 2.0,
-    form: str = "ppo",
-    level: str = "token",
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    cap: Above0 = 2.0,
+    form: Literal["ppo", "pg"] = "ppo",
+    level: Level = "token",
+    eps_low: RadiusLow = 0.2,
+    eps_high: RadiusHigh = 0.2,
 ) -> Surrogate:
-    """Raises ValueError for cap <= 0, an unknown form or level, or a missing `logp_prox`."""
-    check_radii("tis", eps_low, eps_high)
-    if not cap > 0:
-        raise ValueError(f"tis: cap must be above 0, got {cap}")
-    if form not in ("ppo", "pg"):
-        raise ValueError(f"tis: form must be ppo or pg, got {form!r}")
-    if level not in ("token", "sequence"):
-        raise ValueError(f"tis: level must be token or sequence, got {level!r}")
-    A, prox = on_mask(b, b.advantage), None
-    if form == "ppo":
-        prox = b.need("logp_prox", "tis").detach()
-    k = log_ratio(b, num=prox).detach()
-    W = ratio(sequence_log_ratio(b, k) if level == "sequence" else k)
-    shown = {"capped": Diagnostic(W > cap, "mean")}
-    W = W.clamp(max=cap)
+    """Form "ppo" needs `logp_prox`."""
+    A = on_mask(b, b.advantage)
     if form == "pg":
-        return weighted(b, W * A, shown)
-    out = clipped(log_ratio(b, den=prox), A, 1 - eps_low, 1 + eps_high, W)
-    return Surrogate(out.S, out.active, out.diagnostics | shown)
+        c = capped(b, of="r", level=WRITTEN[level], max=cap)
+        return weighted(b, c.W * A, c.diagnostics)
+    prox = b.need("logp_prox", "tis").detach()
+    c = correction(b, cap=cap, level=level)
+    S, active, shares = clipped(log_ratio(b, den=prox), A, 1 - eps_low, 1 + eps_high, c.W)
+    return Surrogate(S, active, shares | c.diagnostics)

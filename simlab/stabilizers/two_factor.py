@@ -9,40 +9,48 @@ proximal policy mixes the two factors again. `repair` mask: W = k inside and 0 o
 W = clip(k, 1/c, c).
 
 `untouched` reports the share that neither factor touches; the paper's EWMA of the weights is reset
-where it falls below .9 (across_steps.py).
+where it falls below 0.9 (core/state.py).
 
 Gradient weight on grad log pi: W u A, 0 where the clip binds.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import Annotated, Literal
 
-from simlab.stabilizers.icepop import in_band
-from simlab.stabilizers.ppo import check_radii, clipped
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.core.arguments import Interval
+from simlab.core.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.stabilizers.algebra.corrections import Correction
+from simlab.stabilizers.algebra.statistics import log_of
+from simlab.stabilizers.parts import RadiusHigh, RadiusLow, clipped, in_band
+
+Band = Annotated[float, Interval("[1, inf)")]
+Repair = Literal["mask", "clamp"]
+
+
+def correction(b: TokenBatch, *, c: Band = 5.0, repair: Repair = "mask") -> Correction:
+    """W = k = prox/mu with repair {repair} outside of 1/{c} to {c}"""
+    d = log_of(b, "k", "two_factor")
+    k, inside = ratio(d), in_band(d.abs(), 1, c)
+    outside = {"out_of_band": Diagnostic(~inside, "mean")}
+    if repair == "mask":
+        return Correction("k", k, inside, outside)
+    return Correction("k", k.clamp(1 / c, c), None, outside)
 
 
 def surrogate(
     b: TokenBatch,
     *,
-    c: float = 5.0,
-    repair: str = "mask",
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    c: Band = 5.0,
+    repair: Repair = "mask",
+    eps_low: RadiusLow = 0.2,
+    eps_high: RadiusHigh = 0.2,
 ) -> Surrogate:
-    """Needs `logp_prox`. Raises ValueError for impossible values."""
-    check_radii("two_factor", eps_low, eps_high)
-    if not 1 <= c < torch.inf:
-        raise ValueError(f"two_factor: c must be at least 1 and finite, got {c}")
-    if repair not in ("mask", "clamp"):
-        raise ValueError(f"two_factor: repair must be mask or clamp, got {repair!r}")
-    prox = b.need("logp_prox", "two_factor").detach()
-    d = log_ratio(b, num=prox)
-    k, inside = ratio(d), in_band(d.abs(), 1, c)
-    W = torch.where(inside, k, 0.0) if repair == "mask" else k.clamp(1 / c, c)
-    u, A = log_ratio(b, den=prox), on_mask(b, b.advantage)
-    S, active, shares = clipped(u, A, 1 - eps_low, 1 + eps_high, W)
+    """Needs `logp_prox`."""
+    engine = correction(b, c=c, repair=repair)
+    u, A = log_ratio(b, den=b.need("logp_prox", "two_factor")), on_mask(b, b.advantage)
+    S, active, shares = clipped(u, A, 1 - eps_low, 1 + eps_high, engine.W)
+    outside = engine.diagnostics["out_of_band"].value
     clips = shares["clip_high"].value | shares["clip_low"].value
-    shown = {"out_of_band": ~inside, "untouched": inside & ~clips}
-    return Surrogate(S, active, shares | {k: Diagnostic(x, "mean") for k, x in shown.items()})
+    untouched = {"untouched": Diagnostic(~outside & ~clips, "mean")}
+    return Surrogate(S, active, shares | engine.diagnostics | untouched)

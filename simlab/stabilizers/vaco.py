@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from simlab.batch_stats import response_means
-from simlab.quantile import Reduce
-from simlab.stabilizers.ppo import clipped
-from simlab.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.core.per_response import response_means
+from simlab.core.quantile import Reduce, summed
+from simlab.core.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask, ratio
+from simlab.stabilizers.parts import AtLeast0, clipped
 
 
 def distance(b: TokenBatch) -> Tensor:
@@ -33,20 +34,19 @@ def whole_batch(
 ) -> dict[str, Tensor]:
     """{"D": `[...]`}, half the mean of |r - 1| over micro-batches and, through `reduce`, ranks."""
     batches = list(batches)
-    total = sum(distance(b).double().sum(-1) for b in batches)
-    n = sum(b.mask.sum(-1) for b in batches)
-    total, n = (reduce(x) if reduce else x for x in (total, n))
+    total = summed((distance(b).double().sum(-1) for b in batches), reduce)
+    n = summed((b.mask.sum(-1) for b in batches), reduce)
     return {"D": total / n.clamp(min=1)}
 
 
 def surrogate(
-    b: TokenBatch, *, D: Tensor | float, delta: float = 0.2, scope: str = "batch"
+    b: TokenBatch,
+    *,
+    D: Tensor | float,
+    delta: AtLeast0 = 0.2,
+    scope: Literal["batch", "response"] = "batch",
 ) -> Surrogate:
-    """The filter given D `[...]`. Raises ValueError for impossible values."""
-    if not delta >= 0:
-        raise ValueError(f"vaco: delta must be at least 0, got {delta}")
-    if scope not in ("batch", "response"):
-        raise ValueError(f"vaco: scope must be batch or response, got {scope!r}")
+    """The filter given D `[...]`."""
     d, A = log_ratio(b), on_mask(b, b.advantage)
     D = torch.as_tensor(D, device=d.device).unsqueeze(-1)
     far = (response_means(b, distance(b)) if scope == "response" else D) > delta

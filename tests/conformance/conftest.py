@@ -15,6 +15,7 @@ class Rows:
 
     def __init__(self):
         self.pairs: dict[tuple[str, str], tuple[str, str]] = {}  # (ours, peer): (verdict, paper)
+        self.spellings: list[tuple[str, str, str]] = []  # option of a framework, ours, note
         self.unbiased: dict[str, list[str]] = {}  # estimator: cells
 
     def add(self, ours: str, peer: str, verdict: str, paper: str) -> None:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from simlab.aggregate import AGGREGATIONS, mean
+from simlab.core.aggregate import AGGREGATIONS, mean
+from simlab.core.tokens import TokenBatch
 from simlab.stabilizers import bind
-from simlab.tokens import TokenBatch
 
 TOL = 1e-9  # largest relative error of a value and of a gradient, in the maximum norm
 SEQ = "seq_mean_token_mean"
@@ -57,6 +57,7 @@ class Padded:
             mask=take(self.mask),
             response=take(row),
             logp_prox=take(self.prox if prox is None else prox),
+            uniform=torch.arange(self.mask.numel()) / self.mask.numel(),
             n_responses=self.rows,
             **{name: take(x) for name, x in more.items()},
         )
@@ -133,13 +134,13 @@ def fold(how: str, S: Tensor, b: TokenBatch) -> tuple[Tensor, Tensor]:
 
 
 def ours(name: str, how: str = "token_mean", *, prox: str = "prox", **arguments) -> Call:
-    """Minus the aggregated surrogate of a method; `how` "token_sum" leaves out the division."""
+    """Minus the aggregated surrogate of a method."""
     method = bind(name, **arguments)
 
     def loss(x: Padded) -> Tensor:
         b = x.flat(prox=getattr(x, prox))
         S = method.surrogate(b, **method.stats([b])).S
-        return -S.sum() if how == "token_sum" else -mean(*fold(how, S, b))
+        return -mean(*fold(how, S, b))
 
     anchor = "" if prox == "prox" else f", `logp_prox` = {prox}"
     return Call(f"`{name}({show(arguments)})`, {how}{anchor}", loss)

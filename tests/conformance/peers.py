@@ -235,6 +235,10 @@ def trl(
         use_bias_correction_kl=bias_kl,
         sapo_temperature_pos=1.0,
         sapo_temperature_neg=1.05,
+        vespo_k_pos=2.0,
+        vespo_lambda_pos=3.0,
+        vespo_k_neg=3.0,
+        vespo_lambda_neg=2.0,
         steps_per_generation=1,
     )
 
@@ -246,6 +250,7 @@ def trl(
             args=args,
             _get_per_token_logps_and_entropies=lambda *_, **__: (x.lp, torch.ones_like(x.A), None),
             get_off_policy_mask=trainer.get_off_policy_mask,
+            get_gamma_weights=trainer.get_gamma_weights,
             aux_loss_enabled=False,
             top_entropy_quantile=1.0,
             off_policy_mask_threshold=opsm,
@@ -284,7 +289,7 @@ def trl(
     said = {
         "loss_type": None if loss_type == "gmpo" else loss_type,
         "importance_sampling_level": None if level == "token" else level,
-        "epsilon": None if loss_type in ("sapo", "cispo") else eps,
+        "epsilon": None if loss_type in ("sapo", "cispo", "vespo") else eps,
         "epsilon_high": eps_high,
         "delta": delta,
         "beta": beta or None,

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import torch
 
-from simlab.aggregate import seq_mean_token_mean, token_mean
-from simlab.batches import ragged
-from simlab.fused import fuse, terms
+from simlab.contract.batches import ragged
+from simlab.core.aggregate import seq_mean_token_mean, token_mean
 from simlab.stabilizers import STABILIZERS, bind, required
+from simlab.stabilizers.fused import fuse, terms
 
 OPEN = {"seqclip": {"low": 0.5, "high": 2.0}, "spo_scaled": {"alpha": 0.5}}
 

@@ -38,9 +38,9 @@ from polgrad import RatioKind as Ratio
 from polgrad import SurrogateKind as Kind
 from torch import Tensor
 
-from simlab.aggregate import mean
+from simlab.core.aggregate import mean
+from simlab.core.tokens import log_ratio
 from simlab.stabilizers import bind
-from simlab.tokens import log_ratio
 
 PLAIN = {"clip_ratio_c": 1e9}  # verl's dual clip, out of the way
 BEYOND = (shifted(25.0, 0.1, -0.3, A=-1.0),)
@@ -199,6 +199,25 @@ VERL = [
     ),
 ]
 
+ALL_COV = {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 2.0}  # no draw is left
+VERL += [
+    Pair(
+        ours("regression", tau=0.3),
+        verl("dro", policy_loss={"dro_beta": 0.3}),
+        "neither: the square of the response's sum",
+    ),
+    Pair(
+        ours("clip_cov", rate=1.0, low=0.1, high=2.0),
+        verl("clip_cov", policy_loss=ALL_COV),
+        "both: a share of all, so that nothing is drawn",
+    ),
+    Pair(
+        ours("kl_cov", rate=0.1, coef=0.5),
+        verl("kl_cov", policy_loss={"kl_cov_ratio": 0.1, "ppo_kl_coef": 0.5}),
+        "both; coefficient: 1 there and in verl's function, .1 in verl's configuration",
+    ),
+]
+
 # ---------------------------------------------------------------- verl: rollout correction
 
 
@@ -287,7 +306,7 @@ CORRECTED = [
     Pair(
         ours("mis", SUM, level="sequence", low=0.25, high=2.0, weighted=False),
         verl("vanilla", "token-sum", **PLAIN, correct=reject("seq_sum_k1", "0.5_4.0")),
-        "ours: the limits of verl's k1 are those of mu / pi_old, here 1/2 and 1/.25",
+        "ours: the limits of verl's k1 are those of mu / pi_old, here 1/2 and 1/0.25",
     ),
     Pair(
         ours("mis", SUM, **GEO),
@@ -302,6 +321,16 @@ CORRECTED = [
                 verl("vanilla", **PLAIN, correct=reject("seq_mean_k1", "0.8_1.25")),
             ),
         ),
+    ),
+    Pair(
+        ours("trm", SUM, delta=0.05),
+        verl("vanilla", "token-sum", **PLAIN, correct=reject("seq_mean_k3", 0.05)),
+        "a token's divergence, mean or max; the estimate k3 is verl's",
+    ),
+    Pair(
+        ours("trm", SUM, reduce="max", statistic="k2", delta=0.5),
+        verl("vanilla", "token-sum", **PLAIN, correct=reject("seq_max_k2", 0.5)),
+        "the same",
     ),
     Pair(
         ours("seqclip", SUM, **SEQCLIP),
@@ -405,7 +434,7 @@ TRL = [
         "both; TRL's epsilon_high is the cap itself",
         deviations=(
             Deviation(
-                "left at its default, epsilon_high caps every ratio at .2",
+                "left at its default, epsilon_high caps every ratio at 0.2",
                 BOTH,
                 lambda x: -mean(*fold("token_mean", *capped(x, 0.2))),
                 peer=trl("cispo"),
@@ -413,6 +442,21 @@ TRL = [
         ),
     ),
     Pair(ours("sapo", SEQ), trl("sapo"), "both"),
+    Pair(
+        ours("luspo", SEQ, eps_low=0.2, eps_high=0.2),
+        trl("luspo", level="sequence"),
+        "both: the response times its length",
+        deviations=(
+            Deviation(
+                "empty rows count in the mean",
+                EMPTY_ROW,
+                all_rows(ours("luspo", SEQ, eps_low=0.2, eps_high=0.2)),
+            ),
+        ),
+    ),
+    Pair(
+        ours("vespo"), trl("vespo"), "both; the docstring of the official code has other constants"
+    ),
     Pair(ours("opsm", SEQ, delta=0.1), trl("grpo", opsm=0.1), "both"),
     Pair(
         ours("gmpo", SEQ),
@@ -480,7 +524,7 @@ def gradient_only(call: Call) -> Call:
     return Call(call.label + ", its gradient", lambda x: (lambda y: y - y.detach())(call(x)))
 
 
-INSIDE = tuple(draw(70 + seed, gap=0.07, by_token=True) for seed in SEEDS)  # no ratio beyond .2
+INSIDE = tuple(draw(70 + seed, gap=0.07, by_token=True) for seed in SEEDS)  # no ratio beyond 0.2
 
 
 def uniform_entropy(how: str, tau: float) -> Call:
@@ -492,11 +536,11 @@ def uniform_entropy(how: str, tau: float) -> Call:
         S = method.surrogate(b, **method.stats([b])).S
         return -S.sum() if how == SUM else -mean(*fold(how, S, b))
 
-    return Call(f"`estr(tau={tau:g})` at entropy .99, {how}", loss)
+    return Call(f"`estr(tau={tau:g})` at entropy 0.99, {how}", loss)
 
 
 def kept(x: Padded) -> Tensor:
-    """torchrl's mask: half the squared log-ratio is at most .05."""
+    """torchrl's mask: half the squared log-ratio is at most 0.05."""
     return (x.lp - x.mu).detach() ** 2 / 2 <= 0.05
 
 

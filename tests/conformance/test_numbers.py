@@ -29,13 +29,13 @@ from peers import trl
 from polgrad import GroupNormConfig
 from torch import Tensor
 
-from simlab import kl
-from simlab.across_steps import ewma_start, ewma_step
-from simlab.advantages import ADVANTAGES
-from simlab.aggregate import mean
-from simlab.batch_stats import mismatch
+from simlab.core import kl
+from simlab.core.advantages import ADVANTAGES
+from simlab.core.aggregate import mean
+from simlab.core.mismatch import mismatch
+from simlab.core.state import ewma_start, ewma_step
+from simlab.core.tokens import log_ratio, ratio
 from simlab.stabilizers import bind
-from simlab.tokens import log_ratio, ratio
 
 
 # ---------------------------------------------------------------- aggregations
@@ -129,6 +129,7 @@ NO_A = tuple(moved(x, A=torch.zeros_like(x.A)) for x in BOTH)
 KL = [
     Pair(kl_term("k1", kl.k1), peers.verl_kl("k1"), "both", BOTH + WIDE),
     Pair(kl_term("k2", kl.k2), peers.verl_kl("k2"), "both", BOTH + WIDE),
+    Pair(kl_term("abs", kl.absolute), peers.verl_kl("abs"), "no paper: verl's own", BOTH + WIDE),
     Pair(
         kl_term("low_var", kl.low_var),
         peers.verl_kl("low_var_kl"),
@@ -175,7 +176,7 @@ KL = [
 # ---------------------------------------------------------------- statistics
 def statistic(name: str) -> Call:
     """One number of `mismatch`."""
-    return Call(f'`mismatch(b)["{name}"]`', lambda x: mismatch(x.flat())[name].detach())
+    return Call(f'`mismatch([b])["{name}"]`', lambda x: mismatch([x.flat()])[name].detach())
 
 
 def ess_share(x: Padded) -> Tensor:

@@ -18,8 +18,8 @@ from pairs import (
     worst,
 )
 
-from simlab import kl
-from simlab.batch_stats import reduce_diagnostics
+from simlab.core import kl
+from simlab.core.aggregate import reduce_diagnostics
 from simlab.stabilizers import STABILIZERS, bind
 
 BRANCHES = [
@@ -41,6 +41,12 @@ BRANCHES = [
     ("mis", {"level": "geometric", "low": 0.8, "high": 1.25}, ("rejected",), BOTH),
     ("seqclip", {"low": 0.8, "high": 1.25}, ("out_of_band",), BY_ROW),
     ("opsm", {"delta": 0.1}, ("dropped",), BOTH),
+    ("trm", {"delta": 0.05}, ("rejected",), BOTH),
+    ("trm", {"reduce": "max", "delta": 0.5}, ("rejected",), BOTH),
+    ("clip_cov", {"low": 0.1, "rate": 1.0}, ("dropped",), BOTH),
+    ("kl_cov", {"rate": 0.1}, ("held_back",), BOTH),
+    ("luspo", {"eps_low": 0.2, "eps_high": 0.2}, ("clip_high", "clip_low"), BOTH),
+    ("vespo", {}, ("damped",), BOTH),
     ("decoupled", {"dual_clip": 3.0}, ("clip_high", "clip_low", "clip_dual", "out_of_band"), BOTH),
 ]
 
@@ -91,19 +97,33 @@ def test_a_wrong_pair_is_refused():
 # ---------------------------------------------------------------- methods without code
 NO_CODE = {
     "asympo": "asympo",
+    "asymre": "asymre",
+    "ctpo": "ctpo",
+    "centering": "score_center",
     'decoupled(proximal="loglinear")': "loglinear",
     'dppo(divergence="topk_tv")': "topk_tv",
     'dppo(divergence="topk_kl")': "topk_kl",
     "drpo": "drpo",
+    "flash_reinforce": "flash_reinforce",
+    "gepo": "gepo",
+    "ipo": "ipo",
     "kpop": "kpop",
     "m2po": "m2po",
     "minirl": "minirl",
+    "minpro": "minpro",
     "mis(veto=1e-4)": "veto",
+    "mu_grpo": "mu_grpo",
+    "oapl": "oapl",
+    "obrs": "obrs",
+    "opmd": "opmd",
     "oracle": "oracle",
     "sat": "sat",
     "sat_open": "sat_open",
+    "sis": "sis",
     "spo": "spo",
     "spo_scaled": "spo_scaled",
+    "topr": "topr",
+    "troll": "troll",
     "vaco": "vaco",
 }
 

@@ -24,6 +24,11 @@ pip install --no-deps -r tests/conformance/requirements-nodeps.txt -e .
 pytest tests/conformance --write-table
 ```
 """
+SPELLINGS = """\
+## Spellings
+
+Options of frameworks whose code does not install here, as a composition (`simlab methods SPEC` says what it does). verl's and TRL's stand above, with the test.
+"""
 SECOND = """\
 ## Bias
 
@@ -44,11 +49,12 @@ def page(rows) -> str:
         ("our method", "peer and function", "verdict", "the paper says"),
         [(*pair, *found) for pair, found in rows.pairs.items()],
     )
+    spellings = table(("option", "here", "note"), rows.spellings)
     second = table(
         ("martingale", "our method", "lag 0", "lag 1", "lag 4"),
         [(f"`{name}`", *cells) for name, cells in rows.unbiased.items()],
     )
-    return "\n".join((INTRO, first, SECOND, second))
+    return "\n".join((INTRO, first, SPELLINGS, spellings, SECOND, second))
 
 
 def test_every_method_has_a_row(rows):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scaleup import tiny
-from scaleup.local import LocalEngine
+from scaleup.models import tiny
+from scaleup.rollout.local import LocalEngine
 
 torch.set_num_threads(1)
 

@@ -1,8 +1,8 @@
 """Hand-made numbers of each method: golden/<name>.json, derived from the formula, not from the code.
 
 A file holds a list of cases, or one. A case has `source`, `arguments`, the batch, and the expected
-`S`, `grad` (of the sum of S) and `active`; `diagnostics` and `loss` (minus the token mean) are
-optional. The batch gives log-probs (`logp`, `logp_mu`, `logp_prox`) or probabilities (`pi`, `mu`,
+`S`, `grad` (of the sum of S) and `active`; `grad_topk` (0 where not given), `diagnostics` and `loss`
+(minus the token mean) are optional. The batch gives log-probs (`logp`, `logp_mu`, `logp_prox`) or probabilities (`pi`, `mu`,
 `prox`), optional fields stand under their own names; without `mask` every token is active, without `response` each token is a response.
 """
 
@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batches import graded
+from batches import graded_head
 
-from simlab.aggregate import mean, token_mean
-from simlab.batch_stats import reduce_diagnostics
+from simlab.core.aggregate import mean, reduce_diagnostics, token_mean
+from simlab.core.tokens import KINDS, OPTIONAL, TOP, TokenBatch
 from simlab.stabilizers import STABILIZERS, bind
-from simlab.tokens import OPTIONAL, TOP, TokenBatch
 
 FOLDER = Path(__file__).parent / "golden"
 RTOL = 1e-7
@@ -44,7 +43,7 @@ def batch(case):
     for name, x in optional.items():
         if name in TOP:  # JSON has no infinity
             x = [[-math.inf if y is None else y for y in row] for row in x]
-        dtype = torch.int64 if name in ("age", "stratum") else torch.float64
+        dtype = KINDS.get(name, torch.float64)
         optional[name] = torch.tensor(x, dtype=dtype)
     return TokenBatch(
         logp=log_prob(case, "logp", "pi"),
@@ -68,9 +67,12 @@ def test_golden_numbers(name, case):
     """S, gradient, active, diagnostics and loss are the numbers worked out by hand."""
     b, bound = batch(case), bind(name, **case["arguments"])
     assert case["source"]
-    out, grad = graded(bound, b)
+    out, grad = graded_head(bound, b)
     np.testing.assert_allclose(out.S.detach(), case["S"], rtol=RTOL, atol=1e-12)
-    np.testing.assert_allclose(grad, case["grad"], rtol=RTOL, atol=1e-12)
+    np.testing.assert_allclose(grad[..., 0], case["grad"], rtol=RTOL, atol=1e-12)
+    np.testing.assert_allclose(
+        grad[..., 1:], case.get("grad_topk", 0 * grad[..., 1:]), rtol=RTOL, atol=1e-12
+    )
     assert out.active.tolist() == [bool(x) for x in case["active"]]
     shown = reduce_diagnostics(b, out.diagnostics)
     for key, value in case.get("diagnostics", {}).items():

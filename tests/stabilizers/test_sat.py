@@ -8,8 +8,8 @@ from batches import by_response, cast, graded, on_ranks, ragged, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simlab.batch_stats import reduce_diagnostics
-from simlab.stabilizers import bind, sat
+from simlab.core.aggregate import reduce_diagnostics
+from simlab.stabilizers import bind
 
 few = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 seeds = st.integers(0, 2**31)
@@ -74,7 +74,7 @@ def test_gradients_differ_from_ppo_exactly_on_the_two_bands(seed):
 
 
 def test_both_bands_of_the_locus_are_reached():
-    """A batch with d = .1 (A > 0) and d = -.15 (A < 0) in the tail loses just these gradients."""
+    """A batch with d = 0.1 (A > 0) and d = -0.15 (A < 0) in the tail loses just these gradients."""
     d = [0.001 * (-1) ** i for i in range(18)] + [0.1, -0.15]
     b = tokens(d, [1.0] * 19 + [-1.0])
     (_, mine), (_, base) = graded(bind("sat"), b), graded(bind("ppo"), b)
@@ -96,7 +96,7 @@ def test_pull_back_is_kept(seed):
 # ---------------------------------------------------------------- gate, kernel, q
 @pytest.mark.parametrize("n", [1, 2, 5, 9, 10, 11, 19, 20, 99, 100, 101, 1000])
 def test_at_most_a_tenth_is_gated(n):
-    """Distinct |d|: n - ceil(.9 n) tokens are gated, so none up to n = 9 and 10 of 101."""
+    """Distinct |d|: n - ceil(0.9 n) tokens are gated, so none up to n = 9 and 10 of 101."""
     d = torch.randperm(n, generator=torch.Generator().manual_seed(n)).double() * 1e-3 + 1e-3
     want = n - math.ceil(0.9 * n - 1e-9)
     assert gated(d) == want
@@ -105,14 +105,14 @@ def test_at_most_a_tenth_is_gated(n):
 
 
 def test_ties_at_the_quantile_are_not_gated():
-    """The gate is strict: 15 x .01 and 5 x .02 give q = .02 and no gate."""
+    """The gate is strict: 15 x 0.01 and 5 x 0.02 give q = 0.02 and no gate."""
     assert gated([0.01] * 15 + [0.02] * 5) == 0
     assert gated([0.01] * 18 + [0.02] * 2) == 2
     assert gated([0.01] * 17 + [-0.02] * 3) == 0
 
 
 def test_a_zero_quantile_gates_nothing():
-    """19 zeros and one .3: q = 0, the radius is PPO's own."""
+    """19 zeros and one 0.3: q = 0, the radius is PPO's own."""
     assert gated([0.0] * 19 + [0.3]) == 0
     assert float(bind("sat").stats([tokens([0.0] * 19 + [0.3])])["q"]) == 0
 
@@ -192,7 +192,7 @@ def test_the_five_runtime_quantities_are_reported():
 # ---------------------------------------------------------------- scope of q
 def test_q_over_micro_batches_and_ranks_is_that_of_the_whole_batch():
     """Four micro-batches on two ranks, one of them empty: every rank gets q bit for bit."""
-    for level in sat.LEVELS:
+    for level in ("token", "sequence"):
         bound = bind("sat", level=level)
         b = ragged(11, sizes=(3, 40, 1, 17, 5, 64, 2, 30))
         want = bound.stats([b])["q"]
@@ -239,7 +239,7 @@ def test_a_long_outlier_sets_q_and_is_not_gated():
 
 
 def test_a_short_outlier_is_gated_and_clipped():
-    """5 % of the tokens at .004 against .0005: c = .01538, limit 1.00308 < rho = 1.00401."""
+    """5 % of the tokens at 0.004 against 0.0005: c = 0.01538, limit 1.00308 < rho = 1.00401."""
     b = sequences([38, 57, 5], [0.0005, -0.0005, 0.004])
     out = bind("sat", level="sequence")(b)
     shown = reduce_diagnostics(b, out.diagnostics)

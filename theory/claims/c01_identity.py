@@ -12,13 +12,22 @@ Also |J(pi) - J(mu)| <= 2 xi D_TV(answers), attained by R = xi sign(pi(y) - mu(y
 
 from __future__ import annotations
 
-from theory.instances import SHAPES, decode, size, two_token_example
+import numpy as np
+
+from theory.instances import (
+    SHAPES,
+    decode,
+    rare_prefix_example,
+    rare_token_example,
+    size,
+    two_token_example,
+)
 from theory.search import Side
 from theory.tables import Pair
 
 __all__ = ["SHAPES", "decode", "size"]
 NUMBER, TITLE = 1, "Performance-difference identity"
-STATEMENT = "J(pi) - J(mu) = L' - Delta; Delta = 0 when T = 1"
+STATEMENT = r"$J(\pi) - J(\mu) = L' - \Delta$; $\Delta = 0$ when $T = 1$"
 
 
 def sides(instance: dict) -> list[Side]:
@@ -34,8 +43,9 @@ def sides(instance: dict) -> list[Side]:
 
 def tight():
     """R = the sign of pi(y) - mu(y) turns |dJ| <= 2 xi TV into an equality."""
-    import numpy as np
-
-    instance = two_token_example()
-    p = Pair(**instance)
-    return instance | {"R": np.sign(p.p_pi - p.p_mu)}, "|J(pi) - J(mu)| <= 2 xi TV(answers)", 1.0
+    found = []
+    for instance in (two_token_example(), rare_token_example(3), rare_prefix_example(3)):
+        p = Pair(**instance)
+        own = instance | {"R": np.sign(p.p_pi - p.p_mu)}
+        found.append((own, "|J(pi) - J(mu)| <= 2 xi TV(answers)", 1.0))
+    return found

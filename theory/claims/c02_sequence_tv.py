@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from theory.instances import SHAPES, decode, size
+from theory.instances import SHAPES, decode, rare_token_example, size
 from theory.search import Side
 from theory.tables import Pair
 
 __all__ = ["SHAPES", "decode", "size"]
 NUMBER, TITLE = 2, "Sequence TV"
-STATEMENT = "D_TV(mu_T || pi_T) <= sum_t E_mu D_TV[s_t]"
+STATEMENT = r"$D_{TV}(\mu_T \| \pi_T) \le S = \sum_t E_\mu D_{TV}[s_t]$"
 
 
 def sides(instance: dict) -> list[Side]:
@@ -28,7 +28,10 @@ def sides(instance: dict) -> list[Side]:
 
 
 def tight():
-    """Two tokens: pi leans to 0, and after 0 leans to 0 again; both sides are .45."""
+    """Two tokens: pi leans to 0, and after 0 leans to 0 again; both sides are 0.45. Rare tokens that all
+    become likelier hardly undo each other: near equality at T = 3 and 5."""
     mu = [np.full((1, 2), 0.5), np.full((2, 2), 0.5)]
     pi = [np.array([[0.7, 0.3]]), np.array([[1.0, 0.0], [0.5, 0.5]])]
-    return {"mu": mu, "pi": pi, "R": np.zeros(4)}, "TV(answers) <= S", 1.0
+    leaning = {"mu": mu, "pi": pi, "R": np.zeros(4)}
+    rare = ((rare_token_example(T), "TV(answers) <= S", (1 - 1e-3) ** (T - 1)) for T in (3, 5))
+    return [(leaning, "TV(answers) <= S", 1.0), *rare]

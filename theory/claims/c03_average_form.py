@@ -14,22 +14,18 @@ and P = prod_t r_t. Then L' - dJ = E_mu[R (sum_t x_t - (P - 1))] = E_mu[R Z], Z 
 mean 0 since E x_t = 0 and E P = 1, so E|Z| = 2 E max(Z, 0). With x = x^+ - x^-, P >= prod_t (1 - x_t^-)
 >= 1 - sum_t x_t^- (Weierstrass, 0 <= x_t^- <= 1), so Z <= sum_t x_t^+, and E_mu x_t^+ = E_mu D_TV[s_t].
 Hence |Delta| <= xi E|Z| <= 2 xi S. Approached by two tokens: mu_1 = (1-e, e), pi_1 = (e, 1-e), after token
-1 the same again, after token 0 both uniform, R the sign of Z, e -> 0. Still L' - 2 xi S <= 0.
+1 the same again, after token 0 both uniform, pi = mu later, R the sign of Z, e -> 0. Still L' - 2 xi S <= 0.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from theory.instances import SHAPES, decode, size
+from theory.instances import SHAPES, decode, half_example, size
 from theory.search import Side
 from theory.tables import Pair
 
 __all__ = ["SHAPES", "decode", "size"]
 NUMBER, TITLE = 3, "Improvement bound, average form"
-STATEMENT = (
-    "J(pi) - J(mu) >= L' - 4 xi S; in fact |Delta| <= 2 xi S; neither certifies an improvement"
-)
+STATEMENT = r"$J(\pi) - J(\mu) \ge L' - 4 \xi S$; in fact $|\Delta| \le 2 \xi S$; neither certifies an improvement"
 
 
 def sides(instance: dict) -> list[Side]:
@@ -45,9 +41,5 @@ def sides(instance: dict) -> list[Side]:
 
 
 def tight():
-    """The two-token example of the docstring at e = 1e-9: 2 xi S is attained in the limit."""
-    e = 1e-9
-    mu, pi = np.array([1 - e, e]), np.array([e, 1 - e])
-    half = np.array([0.5, 0.5])
-    pair = {"mu": [mu[None], np.stack([half, mu])], "pi": [pi[None], np.stack([half, pi])]}
-    return pair | {"R": np.sign(Pair(**pair, R=np.ones(4)).remainder)}, "|Delta| <= 2 xi S", 1.0
+    """The example of the docstring at e = 1e-9: 2 xi S is attained in the limit, at every T >= 2."""
+    return [(half_example(T), "|Delta| <= 2 xi S", 1.0) for T in (2, 3, 5)]

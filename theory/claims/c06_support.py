@@ -4,8 +4,8 @@
     else:      D_TV(mu || pi) = (1/2) E_{a~mu} |r(a) - 1| + (1/2) pi(a: mu(a) = 0)
 
 Proof: sum |pi - mu| over the support of mu is E_mu |r - 1|; off it, it is pi's mass there. Counter-
-example: mu = (1, 0), pi = (.7, .3) has TV .30 and (1/2) E_mu |r - 1| = .15; with R = (0, 1), J moves
-by .3 and L' by 0. Half of the truth is the worst case: TV is at least the uncovered mass.
+example: mu = (1, 0), pi = (0.7, 0.3) has TV 0.30 and (1/2) E_mu |r - 1| = 0.15; with R = (0, 1), J moves
+by 0.3 and L' by 0. Half of the truth is the worst case: TV is at least the uncovered mass.
 Two repairs of a top-k or top-p engine, both of which restore the identity: the engine samples from
 everything; or the trainer's softmax is restricted to the engine's nucleus and renormalised (the
 nucleus is "replayed", SAT (50)), so that pi' << mu.
@@ -19,7 +19,9 @@ from theory.search import Side
 from theory.tables import softmax, tv
 
 NUMBER, TITLE = 6, "TV identity and its failure under truncation"
-STATEMENT = "D_TV = (1/2) E_mu |r - 1| iff pi << mu; the gap is half the uncovered mass"
+STATEMENT = (
+    r"$D_{TV} = \frac{1}{2} E_\mu |r - 1|$ iff $\pi \ll \mu$; the gap is half the uncovered mass"
+)
 SHAPES = [{"V": V, "keep": keep} for V in (2, 3, 6) for keep in range(1, V + 1)]
 
 
@@ -60,5 +62,5 @@ def sides(instance: dict) -> list[Side]:
 
 
 def tight():
-    """mu = (1, 0), pi = (.7, .3): the formula reports half of the truth."""
-    return {"p": np.array([0.7, 0.3]), "mu": np.array([1.0, 0.0])}, "TV <= E|r-1|", 1.0
+    """mu = (1, 0), pi = (0.7, 0.3): the formula reports half of the truth."""
+    return [({"p": np.array([0.7, 0.3]), "mu": np.array([1.0, 0.0])}, "TV <= E|r-1|", 1.0)]

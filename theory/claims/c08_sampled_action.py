@@ -7,7 +7,7 @@ and every smaller value occurs for some mu and pi. Proof: 1 - D_TV = sum min(mu,
 is not << mu; with a little of mu everywhere it is approached). Along the segment from mu to that pi,
 r(a) stays in the band and D_TV takes every value in between. For a given mu the largest is
 1 - m (1 - eps) - the smallest other probability.
-A clip at .2 on a token of probability .01 is compatible with a TV of .992: PPO's clip removes a
+A clip at 0.2 on a token of probability 0.01 is compatible with a TV of 0.992: PPO's clip removes a
 gradient, it does not bound the distribution.
 """
 
@@ -19,7 +19,9 @@ from theory.search import Side
 from theory.tables import softmax, tv
 
 NUMBER, TITLE = 8, "What a sampled ratio hides"
-STATEMENT = "|r(a)-1| <= eps at one action allows any D_TV up to 1 - mu(a)(1 - eps)"
+STATEMENT = (
+    r"$|r(a) - 1| \le \epsilon$ at one action allows any $D_{TV}$ up to $1 - \mu(a)(1 - \epsilon)$"
+)
 SHAPES = [{"V": V, "eps": eps} for V in (3, 6) for eps in (0.0, 0.05, 0.2)]
 
 
@@ -44,6 +46,6 @@ def sides(instance: dict) -> list[Side]:
 
 
 def tight():
-    """mu(a) = .01, r(a) = .8, the rest moved from one token to another: TV = .992."""
+    """mu(a) = 0.01, r(a) = 0.8, the rest moved from one token to another: TV = 0.992."""
     mu, p = np.array([0.01, 0.99, 0.0]), np.array([0.008, 0.0, 0.992])
-    return {"mu": mu, "p": p, "eps": 0.2}, "TV <= 1 - mu(a)(1-eps)", 1.0
+    return [({"mu": mu, "p": p, "eps": 0.2}, "TV <= 1 - mu(a)(1-eps)", 1.0)]

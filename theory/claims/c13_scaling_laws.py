@@ -22,7 +22,9 @@ from theory.search import Side
 from theory.tables import softmax
 
 NUMBER, TITLE = 13, "Scaling laws and re-mappings"
-STATEMENT = "E delta^2 = s^2 (1 - sum p^2) <= s^2 H; ASymPO, EWMA, proximal and k3 identities"
+STATEMENT = (
+    r"$E \delta^2 = s^2 (1 - \sum_a p_a^2) \le s^2 H$; ASymPO, EWMA, proximal and $k_3$ identities"
+)
 SHAPES = [{"V": V} for V in (2, 4, 12)]
 
 
@@ -117,4 +119,4 @@ def sides(instance: dict) -> list[Side]:
 
 def tight():
     """Two equal tokens: 1/2 against log 2, the largest ratio of Gini to entropy."""
-    return decode({"V": 2}, np.zeros(12)), "1 - sum p^2 <= H", 0.5 / np.log(2)
+    return [(decode({"V": 2}, np.zeros(12)), "1 - sum p^2 <= H", 0.5 / np.log(2))]

@@ -16,7 +16,7 @@ import numpy as np
 from theory.search import Side
 
 NUMBER, TITLE = 14, "What the logs identify"
-STATEMENT = "d = policy part + implementation part; any finer split fits the same log"
+STATEMENT = r"$d$ = policy part + implementation part; any finer split fits the same log"
 SHAPES = [{"n": n} for n in (1, 5)]
 
 
@@ -77,4 +77,4 @@ def tight():
         "share_a": one,
         "share_b": 0 * one,
     }
-    return worlds, "misjudged cause <= all of it", 1.0
+    return [(worlds, "misjudged cause <= all of it", 1.0)]

@@ -1,0 +1,1 @@
+"""Models: Hugging Face checkpoints, and Megatron-Core built from them. Imports cpu."""

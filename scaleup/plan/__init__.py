@@ -1,0 +1,1 @@
+"""What fits: layouts, memory of ranks, engines and hosts. Imports models and recipe."""

@@ -1,0 +1,1 @@
+"""One asynchronous run on Ray. Imports rollout, trainer, tasks, plan and recipe."""

@@ -1,0 +1,73 @@
+"""What the alarms read, and their thresholds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from simlab.audit.checks import Check
+from simlab.token_log.tokens import Tokens
+
+LEAST = 16  # responses that can show what is a matter of chance
+
+
+class Limits(NamedTuple):
+    """Thresholds of the alarms."""
+
+    errors: float = 5.0  # standard errors of drift, first token and age
+    learned: float = 4.0  # standard errors of what the trainer knows and the engine should
+    drift: float = 0.5  # relative change of d_bar over the steps
+    mult_prob_error: float = 1.05
+    ess: float = 0.5
+    far: float = 0.01  # share of tokens with |d| above 1 nat
+    first: float = 3.0  # d_bar of the first token over that of the others
+    weight: float = 10.0  # largest gradient weight under PPO
+    flat_groups: float = 0.95  # share of groups that teach nothing
+    noise_cut: float = 0.05  # share of tokens that a method cuts though no policy has moved
+
+
+class Facts(NamedTuple):
+    """What the alarms read."""
+
+    t: Tokens
+    tokens: np.ndarray  # [n] that are measured
+    d: np.ndarray  # [n] nats
+    engine: np.ndarray | None  # [n] nats: the part of d that is the engine's, NaN where unknown
+    numbers: dict[str, float]
+    by: dict[str, list[dict]]
+    methods: list[dict]
+
+
+def quiet(
+    metric: str, asked: str, value: float | None, threshold: float | None, null: str
+) -> Check:
+    return Check(metric, "quiet", asked, value, threshold, null)
+
+
+def cannot(metric: str, why: str) -> Check:
+    return Check(metric, "not computable", why)
+
+
+def engine_part(t: Tokens, tokens: np.ndarray) -> np.ndarray | None:
+    """The part of d `[n]` that is the engine's, NaN where it is unknown; None if it is nowhere known."""
+    before, rollout = t.extra.get("before"), t.rollout[tokens].astype(float)
+    if before is not None:
+        part = before[tokens] - rollout
+    elif t.version is not None and t.trained is not None:
+        young = t.version[tokens] == t.trained[tokens]
+        part = np.where(young, t.trainer[tokens].astype(float) - rollout, np.nan)
+    else:
+        return None
+    return part if np.isfinite(part).any() else None
+
+
+def shared(d: np.ndarray, response: np.ndarray) -> float | None:
+    """Variance of the mean gap of a response over that of independent tokens; 1 if they are independent."""
+    count = np.bincount(response)
+    some = count > 0
+    z = d - d.mean()
+    means = np.bincount(response, z)[some] / count[some]
+    variance = float((z**2).mean())
+    expected = float((variance / count[some]).mean())
+    return float((means**2).mean()) / expected if expected else None

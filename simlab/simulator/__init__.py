@@ -1,0 +1,1 @@
+"""The toy world, exact and sampled, and `simlab compare`. Imports everything of simlab but verify."""

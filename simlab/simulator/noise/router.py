@@ -1,0 +1,18 @@
+"""Gaussian noise of standard deviation `scale` on router logits: now and then another expert answers.
+
+Most states barely move; where two experts are close the whole distribution changes. Heavy tails from
+a light-tailed cause. Needs a policy with a router (moe).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from simlab.simulator.draws import Draws
+
+
+def router(g: Tensor, draws: Draws, *, scale: float = 0.05) -> Tensor:
+    """g `[L, S, experts]` + scale * normal. Raises ValueError unless scale >= 0."""
+    if not 0 <= scale < float("inf"):
+        raise ValueError(f"router: scale must be at least 0 and finite, got {scale}")
+    return g + scale * draws.normal(*g.shape[1:])

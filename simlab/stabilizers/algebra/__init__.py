@@ -1,0 +1,1 @@
+"""Compositions `base+term+...` of methods: statistics, corrections, their product, laws and words."""
