@@ -1,5 +1,6 @@
 """Every example runs, and README shows what runs."""
 
+import math
 import os
 import re
 import socket
@@ -14,7 +15,9 @@ import torch
 from batches import on_ranks
 
 from simlab.contract.batches import ragged
-from simlab.stabilizers import NAMES, bind, parts
+from simlab.contract.promises import check
+from simlab.core.tokens import TokenBatch
+from simlab.stabilizers import NAMES, STABILIZERS, bind, load, parts
 
 ROOT = Path(__file__).parent.parent
 PLUG_IN = ROOT / "examples/plug_in.py"
@@ -86,3 +89,25 @@ def test_a_reducer_may_work_in_place(name):
     for key, value in whole.items():
         for stats in (*returned, *written):
             torch.testing.assert_close(stats[key], value)
+
+
+def test_gate_shares_of_ten_tokens(monkeypatch):
+    """One token of ten is gated; what it carries, by hand. The method is PPO, and keeps the contract."""
+    monkeypatch.setattr("simlab.stabilizers.STABILIZERS", dict(STABILIZERS))
+    method = bind(load(ROOT / "examples/gate_shares.py"))
+    check(method)
+    d = torch.tensor([0.0] * 8 + [-0.1, 0.5])
+    b = TokenBatch(
+        d - 2.0, torch.full((10,), -2.0), torch.ones(10), torch.ones(10, dtype=torch.bool),
+        torch.arange(10), tv=torch.full((10,), 0.2), uniform=torch.arange(10) / 10,
+        age=torch.arange(10),
+    )  # fmt: skip
+    out = method.surrogate(b, **method.stats([b]))
+    assert torch.equal(out.S, bind("ppo").surrogate(b).S)
+    mean = {k: float(v.value.double().mean()) for k, v in out.diagnostics.items()}
+    assert mean["share_tail_tokens"] == mean["share_age_tokens"] == pytest.approx(0.1)
+    off = [1 - math.exp(-0.1), math.exp(0.5) - 1]
+    assert mean["share_tail_sampled_tv"] == pytest.approx(off[1] / 20)
+    assert mean["share_all_sampled_tv"] == pytest.approx(sum(off) / 20)
+    assert mean["share_tail_outward_gain"] == pytest.approx(off[1] / 10)
+    assert mean["share_random_exact_tv"] == pytest.approx(0.02)
