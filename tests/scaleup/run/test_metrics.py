@@ -43,9 +43,10 @@ def test_a_finished_run_is_left_alone(tmp_path, capsys):
     """The same command on a run that is done says so, and starts nothing."""
     spec = load("tiny_cpu", {"training.steps": 2}).cells()[0]
     held = Metrics(tmp_path, spec, 0)
+    trained = {"grad_norm": 1.0, "tokens": 64, "unlike_ppo": 0.0, "flat_groups": 0.0}
     for step in range(2):
         assert not metrics.finished(tmp_path, spec)
-        held.add({"step": step, "reward": 0.5})
+        held.add({"step": step, "reward": 0.5} | trained)
     held.close()
     before = (tmp_path / "metrics.jsonl").read_text()
     main(["run", "tiny_cpu", "--out", str(tmp_path), "--set", "training.steps=2"])
