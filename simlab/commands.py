@@ -169,10 +169,11 @@ def run_verify(words: list[str]) -> None:
                 progress,
             )
         failed = [f for f in results if f.violations]
+        said = []
         for f in results:
             tightest = max(f.largest.values(), default=None)
             note = f", tightest {tightest:.4f}" if tightest is not None else ""
-            print(
+            said.append(
                 f"claim {f.claim:2}: {f.tried:6} instances, {f.violations} violations{note}  {f.title}"
             )
         for f in failed:
@@ -180,12 +181,12 @@ def run_verify(words: list[str]) -> None:
                 path = options.out / f"counterexample-{f.claim}.json"
                 path.write_text(json.dumps(f.counterexample))
                 own = f"--claim-file {options.claim_file} " if options.claim_file else ""
-                print(
+                said.append(
                     f"claim {f.claim} is violated: simlab verify {own}--claim {f.claim} --instance {path}"
                 )
     except OSError as error:
         stop("simlab", f"{options.out}: cannot be written ({error.strerror or error})")
-    print(f"\nreport: {options.out / 'report.html'}")
+    print("\n".join([*said, f"\nreport: {options.out / 'report.html'}"]))
     raise SystemExit(int(bool(failed)))
 
 

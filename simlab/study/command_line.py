@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from io import StringIO
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TextIO, TypeVar
 
 from simlab.core.arguments import check_name
 
@@ -39,17 +39,11 @@ def run(
     `--debug` shows the traceback of an error too.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    if words[:1] in ([], ["-h"], ["--help"]):
-        print(f"usage: {program} {{{','.join(commands)}}} [options]\n")
-        print(f"{program} COMMAND --help explains one.")
-        raise SystemExit(0 if words else 2)
     try:
-        check_name("command", words[0], commands)
-        for word in words:
-            if not word.isprintable():
-                raise ValueError(f"{word!r} of the command line is not a printable text")
-        load(words[0])(words[1:])
-        sys.stdout.flush()
+        try:
+            _dispatch(program, commands, load, words)
+        finally:
+            sys.stdout.flush()  # also where a command ends by an exit code
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("simlab", "scaleup", "theory"):
             raise
@@ -61,10 +55,10 @@ def run(
     except (UserError, ValueError) as error:
         stop(program, str(error), "--debug" in words)
     except BrokenPipeError:  # `simlab methods | head`
-        _drop_stdout()
+        _drop(sys.stdout)
     except OSError as error:
         if error.filename is None:  # what is printed cannot be, as on a full disk
-            _drop_stdout()
+            _drop(sys.stdout)
         stop(
             program, f"{error.filename or 'output'}: {error.strerror or error}", "--debug" in words
         )
@@ -73,14 +67,35 @@ def run(
         leave(130)
 
 
+def _dispatch(
+    program: str,
+    commands: tuple[str, ...],
+    load: Callable[[str], Callable[[list[str]], None]],
+    words: Sequence[str],
+) -> None:
+    """Help, or the command that the first word names."""
+    if words[:1] in ([], ["-h"], ["--help"]):
+        print(f"usage: {program} {{{','.join(commands)}}} [options]\n")
+        print(f"{program} COMMAND --help explains one.")
+        raise SystemExit(0 if words else 2)
+    check_name("command", words[0], commands)
+    for word in words:
+        if not word.isprintable():
+            raise ValueError(f"{word!r} of the command line is not a printable text")
+    load(words[0])(list(words[1:]))
+
+
 def stop(program: str, sentence: str, debug: bool = False) -> NoReturn:
     """The sentence as one line of readable length on stderr, and exit code 2."""
-    if debug:
-        traceback.print_exc()
     line = "".join(x if x.isprintable() else repr(x)[1:-1] for x in " ".join(sentence.split()))
     if len(line) > LONGEST:
         line = f"{line[: LONGEST - 200]} ... {line[-200:]}"
-    print(f"{program}: {line}", file=sys.stderr)
+    try:
+        if debug:
+            traceback.print_exc()
+        print(f"{program}: {line}", file=sys.stderr)
+    except OSError:  # stderr on a full disk: the exit code is all that is left to say it
+        _drop(sys.stderr)
     raise SystemExit(2) from None
 
 
@@ -102,7 +117,7 @@ def parse(kind: type[T], words: Sequence[str], program: str, **options) -> T:
         sys.stderr.write(said.getvalue())
 
 
-def _drop_stdout() -> None:
+def _drop(stream: TextIO) -> None:
     """Nobody reads it or no disk takes it: what is left in its buffer must not end in an error."""
     with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

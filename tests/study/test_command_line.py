@@ -1,5 +1,6 @@
 """The commands with and without the packages of an extra, and `import simlab`, in new processes."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -23,11 +24,10 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def python(code, *words):
+def python(code, *words, **streams):
     """What Python says to this code, run beside the packages."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, text=True, **streams)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,39 @@ def test_defects_of_our_own_are_no_sentence(problem):
     """A wrong import of our own module, or any other error, keeps its traceback."""
     with pytest.raises((ModuleNotFoundError, KeyError)):
         toy(problem)("go")
+
+
+PRINTS = """
+import sys
+from simlab.study.command_line import run
+def go(words):
+    print("said")
+    if words == ["alarm"]: raise SystemExit(1)
+    if words == ["wrong"]: raise ValueError("x is 3")
+run("toy", ("go",), {"go": go}.__getitem__, "compare", sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["go"], ["go", "alarm"], ["--help"], []])
+def test_a_full_disk_behind_stdout_is_a_sentence(words, unbuffered):
+    """Whatever is printed, by whichever command, and however it ends."""
+    with Path("/dev/full").open("w") as disk:
+        done = python(
+            PRINTS, *words, stdout=disk, env=os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        )
+    said = "toy: output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_a_full_disk_behind_stderr_keeps_the_exit_code(debug):
+    """A refusal that nobody can be told is still exit code 2."""
+    with Path("/dev/full").open("w") as disk:
+        done = python(PRINTS, "come", *debug, stderr=disk)
+        assert (done.returncode, done.stdout) == (2, "")
+        done = python(PRINTS, "go", "wrong", stderr=disk)
+    assert (done.returncode, done.stdout) == (2, "said\n")
 
 
 def test_user_errors():
