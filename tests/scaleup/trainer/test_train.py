@@ -158,8 +158,9 @@ def test_the_simulator_s_loss(one, folder, aggregation, kl_coef):
     print(len(found), max(x[0] for x in found.values()), max(x[1] for x in found.values()))
     assert len(found) >= len(NAMES) - 2
     for name, (loss, norm, active, value) in found.items():
-        product = name in ("vcpo", "vespo")  # of ratios over the response
-        rounding = 2e-5 if product else 1e-6
+        # a product over the response: the rounding of its log, about T eps |log pi|, times a weight of up to 8
+        product = name in ("vcpo", "vespo")
+        rounding = 1e-4 if product else 1e-6
         assert loss < rounding * max(1, abs(value)), name
         assert norm < 1e-5, name
         assert active, name
