@@ -282,9 +282,9 @@ def on_mask(b: TokenBatch, x: Tensor) -> Tensor:
 
 
 def weighted(b: TokenBatch, w: Tensor, diagnostics: dict[str, Diagnostic]) -> Surrogate:
-    """S = sg[w] log pi, the policy-gradient form: w `[..., N]`, 0 where masked or dropped, is the
-    gradient weight."""
-    return Surrogate(w.detach() * on_mask(b, b.logp), w != 0, diagnostics)
+    """S = sg[w] log pi, the policy-gradient form: w `[..., N]` is 0 where masked or dropped."""
+    w, x = w.detach(), on_mask(b, b.logp)
+    return Surrogate(graded(x, w * x, w), w != 0, diagnostics)
 
 
 def log_ratio(b: TokenBatch, num: Tensor | None = None, den: Tensor | None = None) -> Tensor:

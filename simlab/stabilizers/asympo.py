@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import torch
+
 from simlab.core.arguments import Interval
 from simlab.core.per_response import response_means
-from simlab.core.tokens import Diagnostic, Surrogate, TokenBatch, on_mask
+from simlab.core.tokens import Diagnostic, Surrogate, TokenBatch, graded, on_mask
 
 
 def surrogate(b: TokenBatch, *, floor: Annotated[float, Interval("(0, inf)")] = 1e-6) -> Surrogate:
@@ -22,4 +24,5 @@ def surrogate(b: TokenBatch, *, floor: Annotated[float, Interval("(0, inf)")] = 
     A, logp = on_mask(b, b.advantage.detach()), on_mask(b, b.logp)
     scale = (-response_means(b, logp.detach())).clamp(min=floor)
     shown = {"scale_min": Diagnostic(scale, "min"), "scale_max": Diagnostic(scale, "max")}
-    return Surrogate(A * logp / scale, A != 0, shown)
+    S = A * logp / scale
+    return Surrogate(graded(S, S.clone(), torch.ones_like(S)), A != 0, shown)

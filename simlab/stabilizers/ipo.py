@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from simlab.core.tokens import Surrogate, TokenBatch, log_ratio, on_mask
+from simlab.core.tokens import Surrogate, TokenBatch, graded, log_ratio, on_mask
 from simlab.stabilizers.algebra.corrections import Correction, keep
 from simlab.stabilizers.algebra.corrections import cap as capped
 from simlab.stabilizers.parts import Above0, AtLeast0
@@ -33,6 +33,7 @@ def surrogate(
     A, logp, d = on_mask(b, b.advantage), on_mask(b, b.logp), log_ratio(b)
     with torch.no_grad():
         W = torch.where(inside.W > 0, r.W, 0.0) * A
-        w = W - 2 * kl_tau * d
-    S = W * logp - kl_tau * d**2 if kl_tau else W * logp
-    return Surrogate(S, w != 0, inside.diagnostics | r.diagnostics)
+        S, w = W * logp, W
+        if kl_tau:
+            S, w = S - kl_tau * d**2, w - 2 * kl_tau * d
+    return Surrogate(graded(logp, S, w), w != 0, inside.diagnostics | r.diagnostics)

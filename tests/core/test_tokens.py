@@ -9,7 +9,13 @@ from batches import by_response, ragged, tokens
 from simlab.core.kl import KL
 from simlab.core.per_response import global_counts, response_lengths
 from simlab.core.tokens import OPTIONAL, TOP, on_mask
-from simlab.stabilizers import bind
+from simlab.stabilizers import STABILIZERS, bind
+
+OPEN = {  # arguments without a default
+    "seqclip": {"low": 0.5, "high": 2.0},
+    "spo_scaled": {"alpha": 0.5},
+    "ppo+kl": {"kl.coef": 0.1},
+}
 
 
 @pytest.mark.parametrize("field", OPTIONAL)
@@ -91,12 +97,12 @@ def test_an_age_is_at_least_0():
 
 
 @pytest.mark.parametrize("beside_a_kl_term", [False, True])
-@pytest.mark.parametrize("name", ["ppo", "sat", "sapo", "gspo"])
+@pytest.mark.parametrize("name", [*STABILIZERS, "pg+tis", "gspo+icepop", "ppo+kl"])
 def test_second_derivatives_are_refused(name, beside_a_kl_term):
-    """A closed form has none; a KL term beside it must not answer for both."""
-    b = ragged(1)
+    """A weight is no constant of the objective; a KL term beside it must not answer for both."""
+    b = ragged(1, by_token=True)
     logp = b.logp.clone().requires_grad_()
-    S = bind(name)(replace(b, logp=logp)).S
+    S = bind(name, **OPEN.get(name, {}))(replace(b, logp=logp)).S
     if beside_a_kl_term:
         S = S - 0.1 * KL["k3"](on_mask(b, logp), on_mask(b, b.logp_ref))
     with pytest.raises(RuntimeError, match="first derivatives only: leave create_graph out"):
