@@ -200,6 +200,8 @@ class Audit(Command):
     """A file, a folder or a glob of a log with trainer and rollout log-probs (docs/audit.md)."""
     map: str = ""
     """Columns by role, such as trainer=logp_train,rollout=logp_engine,mask=none."""
+    join: str = ""
+    """A second file about the same responses with the columns that the first lacks, such as the other side's; rows are joined by an id or by the ids of their tokens."""
     methods: tuple[str, ...] | None = None
     """Methods or compositions, as in simlab compare; all by default."""
     out: Path | None = None
@@ -214,7 +216,14 @@ def run_audit(words: list[str]) -> None:
     from simlab.audit.command import run
 
     raise SystemExit(
-        run(options.log, options.map, options.methods, options.out, options.print_json)
+        run(
+            options.log,
+            options.map,
+            options.methods,
+            options.out,
+            options.print_json,
+            options.join,
+        )
     )
 
 

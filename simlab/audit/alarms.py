@@ -10,6 +10,7 @@ import numpy as np
 
 from simlab.audit.checks import Check
 from simlab.audit.facts import Facts, Limits, cannot, quiet
+from simlab.audit.scores import odd_one, repeats
 from simlab.audit.weights import (
     drift,
     mixed_versions,
@@ -22,7 +23,7 @@ from simlab.audit.weights import (
 
 def alarms(f: Facts, limits: Limits) -> list[Check]:
     """Every check, fired or not, in the order of what explains most."""
-    every = (stale_engine, drift, sawtooth, multiplicative, tail, sample_size, first_token, old_tokens,
+    every = (stale_engine, repeats, odd_one, drift, sawtooth, multiplicative, tail, sample_size, first_token, old_tokens,
              mixed_versions, response_bias, unbounded, noise_cuts, flat_groups)  # fmt: skip
     return [check(f, limits) for check in every]
 
@@ -85,6 +86,21 @@ def first_token(f: Facts, limits: Limits) -> Check:
 
 
 # ---------------------------------------------------------------- methods and data
+def flat_share(p: float, G: float) -> float:
+    """Probability that G independent answers of success rate p all get one reward."""
+    return p**G + (1 - p) ** G
+
+
+def _by_chance(f: Facts) -> str:
+    """What independent answers of this success rate would give, where rewards are 0 and 1."""
+    reward, group = f.t.extra.get("reward"), f.t.extra["group"]
+    if reward is None or not np.isin(reward, (0, 1)).all():
+        return ""
+    G = len(group) / len(np.unique(group))
+    p = float(reward.mean())
+    return f" (p^G + (1 - p)^G is {flat_share(p, G):.1%} at success rate {p:.3g} and {G:.3g} answers a prompt)"
+
+
 def unbounded(f: Facts, limits: Limits) -> Check:
     """PPO does not bound the weight of a token with A < 0 whose ratio is large."""
     name, asked = "unbounded_weight", "no token has a large gradient weight under PPO"
@@ -142,6 +158,7 @@ def flat_groups(f: Facts, limits: Limits) -> Check:
     value = float(1 - taught.mean())
     tokens = float((~taught[number.reshape(-1)]).mean())
     text = f"{int((~taught).sum()):,} of {len(taught):,} groups have no advantage at all, with {tokens:.0%} of the tokens"
+    text += _by_chance(f)
     if value <= limits.flat_groups:
         status = "note" if value else "quiet"
         return Check(

@@ -14,6 +14,7 @@ from simlab.token_log.tokens import Tokens
 AGES = ("placeholder version", "negative age")  # the log-probs of such tokens are in order
 CAUSES = {  # what is asked, and what to try if the answer is no
     "lengths": ("the lists of a row are of one length", "Write ids, mask and log-probs of a row from one list; never cut the longer one."),
+    "other ids": ("the ids beside the log-probs are those of the tokens", "Write ids and log-probs from one answer of the engine; never re-tokenise text."),
     "missing": ("every row has both log-probs", "Leave such rows out of the loss too, or log the missing side."),
     "unused column": ("further columns are as long as the log-probs", "Log the column for the tokens of the response only."),
     "not finite": ("no sampled token has a log-prob of -inf or NaN", "Look for a sampled token outside of the trainer's own top-p or top-k; mask it, never set it to 0."),

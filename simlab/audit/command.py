@@ -18,14 +18,19 @@ from simlab.token_log.pairs import read_tokens
 
 
 def run(
-    log: str, names: str, methods: Sequence[str] | None, out: Path | None, print_json: bool
+    log: str,
+    names: str,
+    methods: Sequence[str] | None,
+    out: Path | None,
+    print_json: bool,
+    join: str = "",
 ) -> int:
     """Audit a log, show or print it, and return the exit code. Raises ValueError in one sentence."""
     specs = None if methods is None else [parse(x) for x in methods]
     arms = None if specs is None else [(label, name, own) for label, name, _, own in specs]
     for _, name, own in arms or []:
         bind(name, **own)  # a wrong name ends here, before a long log is read
-    tokens, on_rows = read_tokens(log, Names.of(names), tuple(ROLES))
+    tokens, on_rows = read_tokens(log, Names.of(names), tuple(ROLES), join)
     if len(tokens.mask) < 100_000:
         torch.set_num_threads(1)  # small tensors
     audit = audit_tokens(tokens, on_rows, log, arms)

@@ -24,6 +24,8 @@ class Limits(NamedTuple):
     first: float = 3.0  # d_bar of the first token over that of the others
     weight: float = 10.0  # largest gradient weight under PPO
     flat_groups: float = 0.95  # share of groups that teach nothing
+    odd: float = 3.0  # gaps of one of three scores over the gap of the two others
+    repeat: float = 1e-3  # mean nats between two scores of one side
     noise_cut: float = 0.05  # share of tokens that a method cuts though no policy has moved
 
 

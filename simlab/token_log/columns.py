@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from simlab.token_log.entries import ids_column
 from simlab.token_log.faults import Finding
+from simlab.token_log.lists import lists_of, numbers_of, spread
 from simlab.token_log.names import (
     AGE_LIKE,
     BEFORE,
@@ -25,7 +27,7 @@ from simlab.token_log.names import (
     cure_of,
     score_column,
 )
-from simlab.token_log.tables import is_plain, place, refuse, short
+from simlab.token_log.tables import is_plain, place, refuse
 from simlab.token_log.tokens import PER_RESPONSE, PER_TOKEN, Tokens
 
 
@@ -42,7 +44,7 @@ def flat_columns(
     alone = rows.schema[rollout].is_numeric() and rows.schema[score].is_numeric()
     if alone:
         rows = _responses(rows)
-    lists = {name: _lists(path, rows, name) for name in (score, rollout)}
+    lists = {name: lists_of(path, rows, name) for name in (score, rollout)}
     findings = []
     left_out = _left_out(path, rows, lists, score)
     if left_out.any():
@@ -53,8 +55,10 @@ def flat_columns(
     number = _row_numbers(rows, alone)
     for name in filter(None, (mask, version)):
         lists[name] = _optional(path, rows, name, number)
+    own_ids = [x for x in map(ids_column, (score, rollout)) if x in rows.columns]
+    lists |= {name: lists_of(path, rows, name) for name in own_ids}
     if version:
-        lists[version] = _spread(lists[version], lists[rollout])
+        lists[version] = spread(lists[version], lists[rollout])
     sizes = {name: x.list.len().fill_null(0).to_numpy() for name, x in lists.items()}
     uneven = np.any([x != sizes[score] for x in sizes.values()], axis=0)
     if uneven.any():
@@ -67,7 +71,7 @@ def flat_columns(
         lists = {name: x.filter(~uneven) for name, x in lists.items()}
         number = number[~uneven]
     lengths = sizes[score][~uneven].astype(np.int64)
-    values = {name: _numbers(path, name, x) for name, x in lists.items()}
+    values = {name: numbers_of(path, name, x) for name, x in lists.items()}
     sampled = np.ones(int(lengths.sum()), dtype=bool)
     tokens = Tokens(
         trainer=values[score],
@@ -85,9 +89,22 @@ def flat_columns(
         columns=(score, rollout),
         extra=_extra(path, rows, names, more, lists[rollout], findings),
     )
+    for name in own_ids:
+        findings += _other_ids(tokens, name, values[name], "token" in more)
     _no_other_mask(path, rows, tokens, names, more)
     _no_other_version(path, rows, tokens, names, more)
     return tokens, findings
+
+
+def _other_ids(t: Tokens, name: str, ids: np.ndarray, wanted: bool) -> list[Finding]:
+    """Tokens whose id beside the log-prob is not that of the column of ids; without one they are the ids."""
+    token = t.extra.setdefault("token", ids) if wanted else ids
+    bad = np.flatnonzero(t.mask & np.isfinite(token) & (token != ids))
+    if not len(bad):
+        return []
+    i = int(bad[0])
+    text = f"{{place}}: {name} has {ids[i]:.0f} where the column of ids has {token[i]:.0f} ({len(bad):,} tokens): other tokens were scored"
+    return [Finding("other ids", len(bad), text, token=i, tokens=bad)]
 
 
 def _row_numbers(rows: pl.DataFrame, alone: bool) -> np.ndarray:
@@ -118,7 +135,7 @@ def _extra(
         name = _role(rows, names, role)
         if not name:
             continue
-        lists, sizes = _spread(_lists(path, rows, name), like), like.list.len()
+        lists, sizes = spread(lists_of(path, rows, name), like), like.list.len()
         lists = pl.select(
             pl.when(lists.list.len().fill_null(0) == 0)
             .then(pl.lit(None, pl.Float64).repeat_by(sizes))
@@ -130,7 +147,7 @@ def _extra(
             text = f"{name} has other lengths than the log-probs in {int(odd.sum()):,} rows and is not used"
             findings.append(Finding("unused column", int(odd.sum()), text, refuses=False))
             continue
-        extra[role] = _numbers(path, name, lists.alias(name))
+        extra[role] = numbers_of(path, name, lists.alias(name))
     for role in (x for x in PER_RESPONSE if x in more):
         name = _role(rows, names, role)
         if not name:
@@ -174,45 +191,6 @@ def _keys(rows: pl.DataFrame) -> np.ndarray:
     return np.stack([x.cast(pl.Float64).to_numpy() for x in columns], axis=1)
 
 
-def _lists(path: Path, rows: pl.DataFrame, name: str) -> pl.Series:
-    """A column as lists of numbers, a list in a list of one unwrapped."""
-    x = rows[name]
-    if isinstance(x.dtype, pl.Array):
-        x = x.arr.to_list()
-    if x.dtype == pl.String:
-        x = _decoded(path, rows, x)
-    if isinstance(x.dtype, pl.List) and isinstance(x.dtype.inner, (pl.List, pl.Array)):
-        if (x.list.len() != 1).any():
-            refuse(path, f"column {name} holds lists of lists, not numbers")
-        x = x.list.first()
-        x = x.arr.to_list() if isinstance(x.dtype, pl.Array) else x
-    if x.dtype == pl.Null:
-        return x.cast(pl.List(pl.Float64))
-    if x.dtype.is_numeric():  # one number a response
-        x = (
-            x.reshape((-1, 1)).arr.to_list()
-            if len(x)
-            else x.cast(pl.List(pl.Float64), strict=False)
-        )
-    inner = x.dtype.inner if isinstance(x.dtype, pl.List) else None
-    if inner is None or not (inner.is_numeric() or inner in (pl.Boolean, pl.String, pl.Null)):
-        refuse(path, f"column {name} is {short(str(x.dtype))}, not a list of numbers")
-    return x
-
-
-def _decoded(path: Path, rows: pl.DataFrame, x: pl.Series) -> pl.Series:
-    """Lists that a CSV file holds as text."""
-    try:
-        return x.str.json_decode(pl.List(pl.Float64))
-    except pl.exceptions.PolarsError:
-        for i, text in zip(rows["#"], x, strict=True):
-            try:
-                pl.Series([text]).str.json_decode(pl.List(pl.Float64))
-            except pl.exceptions.PolarsError:
-                refuse(path, f"{place(path, i)}: {x.name} is {short(repr(text))}, not numbers")
-        raise
-
-
 def _left_out(path: Path, rows: pl.DataFrame, lists: dict[str, pl.Series], score: str) -> pl.Series:
     """Rows that lack one of the two log-probs altogether."""
     empty = {name: x.list.len().fill_null(0) == 0 for name, x in lists.items()}
@@ -230,24 +208,7 @@ def _optional(path: Path, rows: pl.DataFrame, name: str, number: np.ndarray) -> 
     if rows[name].null_count():
         where = place(path, int(number[rows[name].is_null().arg_max()]))
         refuse(path, f"{where} has no {name}, other rows have")
-    return _lists(path, rows, name)
-
-
-def _spread(lists: pl.Series, like: pl.Series) -> pl.Series:
-    """One number a response becomes one a token."""
-    sizes, one = like.list.len(), lists.list.len() == 1
-    if not one.any():
-        return lists
-    spread = lists.list.first().repeat_by(sizes)
-    return pl.select(pl.when(one).then(spread).otherwise(lists)).to_series()
-
-
-def _numbers(path: Path, name: str, lists: pl.Series) -> np.ndarray:
-    """Entries one after another; a null is NaN, floats stay as wide as they are."""
-    x = lists.filter(lists.list.len() > 0).explode()
-    if x.dtype not in (pl.Float32, pl.Float64):
-        x = x.cast(pl.Float64, strict=False)
-    return (x.fill_null(float("nan")) if x.null_count() else x).to_numpy()
+    return lists_of(path, rows, name)
 
 
 def _mask(path: Path, name: str, x: np.ndarray, lengths: np.ndarray, number: np.ndarray):
@@ -260,7 +221,7 @@ def _mask(path: Path, name: str, x: np.ndarray, lengths: np.ndarray, number: np.
 def _trained(path: Path, rows: pl.DataFrame, names: Names, like: pl.Series) -> np.ndarray | None:
     """The trainer's version, one a token."""
     name = names.column("trained", rows.columns)
-    return _numbers(path, name, _spread(_lists(path, rows, name), like)) if name else None
+    return numbers_of(path, name, spread(lists_of(path, rows, name), like)) if name else None
 
 
 def _no_other_mask(
@@ -273,9 +234,9 @@ def _no_other_mask(
         inner = getattr(rows.schema[name], "inner", None)
         if inner is None or isinstance(inner, (pl.List, pl.Array)) or not is_plain(inner):
             continue
-        lists = _lists(path, rows, name)
+        lists = lists_of(path, rows, name)
         same = (lists.list.len().fill_null(0).to_numpy() == np.diff(tokens.starts)).all()
-        x = _numbers(path, name, lists)
+        x = numbers_of(path, name, lists)
         if same and np.isin(x, (0, 1)).all() and not x.all():
             kept = f"{int(x.sum())} of {len(x)} tokens"
             cure = f"say {cure_of('mask', name, more)} (or mask=none)"

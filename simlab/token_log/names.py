@@ -31,6 +31,9 @@ ROLES = {  # role: its column in this project's logs
     "reward": "reward",
     "group": "group",
     "step": "step",
+    "prefill": "rollout_logprobs_prefill",
+    "prefill_again": "rollout_logprobs_prefill_again",
+    "trainer_again": "trainer_logprobs_again",
 }
 ELSEWHERE = {  # what others call a column; named in a refusal, never taken unasked
     "trainer": "train_log_probs train_logprobs prev_logprobs old_log_probs old_logprobs logp_train "
@@ -68,6 +71,9 @@ class Names(NamedTuple):
     reward: str = ""
     group: str = ""
     step: str = ""
+    prefill: str = ""
+    prefill_again: str = ""
+    trainer_again: str = ""
 
     def column(self, role: str, columns: Collection[str]) -> str:
         """The column that plays a role, "" if there is none."""

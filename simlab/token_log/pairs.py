@@ -16,10 +16,12 @@ import numpy as np
 
 from simlab.token_log.columns import flat_columns
 from simlab.token_log.comparable import examine
+from simlab.token_log.entries import flat
 from simlab.token_log.faults import Finding
 from simlab.token_log.files import members
+from simlab.token_log.join import joined as beside_each_other
 from simlab.token_log.names import Names, needed
-from simlab.token_log.readers import recognise, without_log_probs
+from simlab.token_log.readers import recognise, slime, without_log_probs
 from simlab.token_log.tables import Chosen, refuse, table
 from simlab.token_log.tokens import Tokens, joined
 
@@ -73,14 +75,18 @@ def read_tokens(
     path: str,
     names: Names = Names(),  # noqa: B008
     more: Collection[str] = (),
+    join: str = "",
 ) -> tuple[Tokens, list[Finding]]:
     """All tokens of a file, a folder or a glob, with further roles, and findings on rows left out.
 
-    Raises ValueError in one sentence that names the file and, where it applies, row and column.
+    The columns of a file `join` about the same responses are put beside those of `path`, a file too. Raises ValueError in one sentence that names the file and, where it applies, row and column.
     """
     parts, findings, by_reader = [], [], {}
-    for file in members(path):
-        tokens, on_rows, reader = _read_file(file, names, more)
+    files = slime.own(members(path))
+    if join and len(files) > 1:
+        refuse(path, f"holds {len(files)} files; join one file with one")
+    for file in files:
+        tokens, on_rows, reader = _read_file(file, names, more, join)
         by_reader.setdefault(reader, []).append(file)
         parts.append(tokens)
         findings += on_rows
@@ -101,7 +107,7 @@ def _there(names: Names, columns: Sequence[str]) -> Names:
 
 
 def _read_file(
-    file: Path, given: Names, more: Collection[str]
+    file: Path, given: Names, more: Collection[str], join: str
 ) -> tuple[Tokens, list[Finding], ModuleType | None]:
     """Tokens of one file, and the reader that its columns are of; names that are given win over the reader's."""
     used: dict[str, Any] = {}
@@ -114,11 +120,21 @@ def _read_file(
             refuse(file, cure)
         used.update(reader=reader, names=names)
         chosen = needed(file, columns, names, more)
+        used["pair"] = chosen.numbers[:2]
         also = [] if reader is None else [x for x in reader.ALSO if x in columns]
         wanted = [x for x in also if x not in chosen.numbers]
         return Chosen(chosen.numbers + wanted, [x for x in chosen.others if x not in wanted])
 
-    rows = table(file, choose).rows
-    reader = used["reader"]
+    if join:
+        rows = beside_each_other(file, Path(join))
+        chosen = choose(rows.columns)
+        rows = rows.select(chosen.numbers + chosen.others)
+    else:
+        rows = table(file, choose).rows
+    reader, findings = used["reader"], []
+    rows = flat(rows, used["pair"])
     rows = rows if reader is None else reader.rows(rows)
-    return *flat_columns(file, rows, used["names"], more), reader
+    if more and reader is not None and hasattr(reader, "beside"):
+        rows, findings = reader.beside(file, rows)
+    tokens, on_rows = flat_columns(file, rows, used["names"], more)
+    return tokens, findings + on_rows, reader

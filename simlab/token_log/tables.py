@@ -17,6 +17,8 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import polars as pl
 
+from simlab.token_log.entries import ids_column, unpacked
+
 KINDS = (".parquet", ".jsonl", ".ndjson", ".csv", ".json", ".arrow", ".feather", ".pt")
 PACKED = (".gz", ".zst")
 LONGEST = 200  # characters of a sentence
@@ -82,13 +84,18 @@ def place(path: Path, row: int) -> str:
     if kind not in (".jsonl", ".ndjson", ".csv", ".json"):
         return f"row {row}"
     stat = path.stat()
-    return f"line {_lines(path, stat.st_mtime_ns, stat.st_size)[row + int(kind == '.csv')] + 1}"
+    lines = _lines(path, stat.st_mtime_ns, stat.st_size)
+    if lines is None:
+        return f"row {row}"
+    return f"line {lines[row + int(kind == '.csv')] + 1}"
 
 
 @lru_cache(maxsize=4)
-def _lines(path: Path, changed: int, size: int) -> np.ndarray:
-    """Numbers of the lines of a text that are not blank."""
+def _lines(path: Path, changed: int, size: int) -> np.ndarray | None:
+    """Numbers of the lines of a text that are not blank; None if it is one list."""
     lines = pl.read_lines(path, glob=False)["line"].str.strip_chars()
+    if kind_of(path) == ".json" and lines.str.starts_with("[").any():
+        return None
     return (lines != "").arg_true().to_numpy()
 
 
@@ -184,6 +191,15 @@ def _samples(path: Path) -> list[dict]:
 def _of_rows(path: Path, rows: list[dict], choose: Choose) -> Table:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     chosen = choose(columns)
+    try:
+        rows = unpacked(rows, chosen.numbers)
+    except ValueError as error:
+        number, text = error.args
+        refuse(path, f"{place(path, number)}: {text}")
+    more = {name for row in rows for name in row} - set(columns)
+    if more:
+        ids = [x for x in (ids_column(name) for name in chosen.numbers) if x in more]
+        chosen = Chosen(chosen.numbers + ids, chosen.others + sorted(more - set(ids)))
     series = [_series(path, x, [row.get(x) for row in rows]) for x in chosen.numbers]
     for name in chosen.others:
         try:

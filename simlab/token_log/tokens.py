@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-PER_TOKEN = ("before", "proximal", "advantage", "entropy", "token")  # numbers beside the pair
+PER_TOKEN = (
+    "before",
+    "proximal",
+    "advantage",
+    "entropy",
+    "token",
+    "prefill",
+    "prefill_again",
+    "trainer_again",
+)  # numbers beside the pair
 PER_RESPONSE = ("reward", "group", "step")
 
 
