@@ -21,7 +21,6 @@ from simlab.token_log.names import (
     IDS,
     KEYS,
     MASK_LIKE,
-    NOT_VERSIONS,
     VERSION_LIKE,
     Names,
     cure_of,
@@ -249,7 +248,7 @@ def _no_other_version(
     """Raises ValueError if versions of the weights may stand under another name and may differ."""
     if names.version or tokens.version is not None or tokens.at_rollout:
         return
-    for name in (x for x in rows.columns if VERSION_LIKE.search(x) and x not in NOT_VERSIONS):
+    for name in (x for x in rows.columns if VERSION_LIKE.search(x)):
         x = rows[name]
         x = x.explode() if isinstance(x.dtype, pl.List) else x
         if not (x.dtype.is_numeric() or x.dtype == pl.String):

@@ -41,17 +41,37 @@ ELSEWHERE = {  # what others call a column; named in a refusal, never taken unas
     "rollout": "rollout_log_probs inference_logprobs generation_logprobs generation_log_probs "
     "sampling_logprobs logprobs logp_rollout log_probs",
 }
+
+
+class Like:
+    """A pattern of names, whatever their spelling: lossMask, loss-mask and LOSS_MASK are loss_mask."""
+
+    def __init__(self, pattern: str, but: str = "$^"):
+        self.pattern, self.but = re.compile(pattern), re.compile(but)
+
+    def search(self, name: str) -> bool:
+        """Whether a name is like it, and not like `but`."""
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower()
+        return bool(self.pattern.search(words)) and not self.but.search(words)
+
+
 _LOGPROB = r"(?=.*(log_?p|logprob|_lp$|^lp_|nll))"
 LOOKS = {
-    "trainer": re.compile(
-        _LOGPROB + r"(?=.*(train|policy|actor|old|new|prev|cur|learn|fsdp|megatron))"
-    ),
-    "rollout": re.compile(_LOGPROB + r"(?=.*(roll|infer|engine|gen|samp|behav|vllm|sglang|mu))"),
+    "trainer": Like(_LOGPROB + r"(?=.*(train|policy|actor|old|new|prev|cur|learn|fsdp|megatron))"),
+    "rollout": Like(_LOGPROB + r"(?=.*(roll|infer|engine|gen|samp|behav|vllm|sglang|mu))"),
 }
-MASK_LIKE = re.compile(r"mask|trainable|sampled|is_(model|policy|assistant|generated)")
-VERSION_LIKE = re.compile(r"(^|_)(versions?|staleness|lag|ages?)($|_)")
-AGE_LIKE = re.compile(r"(^|_)(staleness|lag|ages?)($|_)")
-NOT_VERSIONS = {"schema_version", "code_version", "trainer_version", "weight_versions"}
+MASK_LIKE = Like(
+    r"mask|trainable|sampled|generated|assistant|valid|is_(model|policy)|(^|_)keep($|_)|(^|_)weights?$"
+)
+_WEIGHTS = (
+    r"(rollout|sampl\w*|actor|weights?|params?|policy|model|engine|behaviou?r|gen\w*|infer\w*)"
+)
+_COUNT = r"(step|iter\w*|update|ckpt|checkpoint)s?"
+VERSION_LIKE = Like(
+    rf"(^|_)(versions?|staleness|lag|ages?)($|_)|(^|_){_WEIGHTS}_{_COUNT}$|(^|_){_COUNT}_{_WEIGHTS}$",
+    r"^(code|schema|data\w*|prompt|template|env|api|file|format|log|tokenizer|trainer|weight)_versions?$",
+)
+AGE_LIKE = Like(r"(^|_)(staleness|lag|ages?)($|_)")
 
 
 class Names(NamedTuple):
@@ -131,7 +151,7 @@ def needed(path: Path, columns: Sequence[str], names: Names, more: Collection[st
     if not names.column("mask", columns) and names.mask != "none":
         others += [x for x in columns if MASK_LIKE.search(x)]
     if not names.column("version", columns) and names.version != "none" and score != BEFORE:
-        others += [x for x in columns if VERSION_LIKE.search(x) and x not in NOT_VERSIONS]
+        others += [x for x in columns if VERSION_LIKE.search(x)]
     once = dict.fromkeys(chosen)
     return Chosen(list(once), [x for x in dict.fromkeys(others) if x not in once])
 

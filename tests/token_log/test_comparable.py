@@ -213,6 +213,35 @@ def test_versions_under_another_name(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["lossMask", "loss-mask", "ACTION_MASK", "assistant_tokens", "generated", "keep", "loss_weights", "labels_valid"],
+)  # fmt: skip
+def test_a_mask_in_any_spelling_is_named(tmp_path, name):
+    """A list of 0 and 1 that is not all 1 may be the mask; numbers and a list of 1 are none."""
+    trainer, rollout = small()
+    rows = rows_of(trainer, rollout, **{name: [[0, 1, 1, 1, 1, 1]] * 8})
+    says = sentence(tmp_path, rows)
+    assert f"no loss_mask, but {name} keeps 40 of 48 tokens" in says
+    assert f"mask={name} (or mask=none)" in says
+    for x in ([1] * 6, [0.5] * 6, 1):
+        rows = rows_of(trainer, rollout, **{name: [x] * 8})
+        assert len(read_pairs(wrote(tmp_path, rows))[0]) == 48
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["policyVersion", "policy-version", "rollout_step", "weights_step", "step_sampled", "model_checkpoint", "policy_lag"],
+)  # fmt: skip
+def test_a_version_in_any_spelling_is_named(tmp_path, name):
+    """Steps, updates and checkpoints of weights too; versions of anything else are nothing."""
+    trainer, rollout = small()
+    says = sentence(tmp_path, rows_of(trainer, rollout, **{name: [3, 4] * 4}))
+    assert f"no weight_versions, but {name} may say which weights sampled" in says
+    other = {x: [3, 4] * 4 for x in ("schemaVersion", "dataset_version", "global_step", "update")}
+    assert len(read_pairs(wrote(tmp_path, rows_of(trainer, rollout, **other)))[0]) == 48
+
+
 def test_C066_rows_that_are_there_twice(tmp_path):
     """Copies are counted once, by their keys, or by their numbers if they are long; the note says so."""
     trainer, rollout = small(tokens=20)
