@@ -1,19 +1,35 @@
-"""The command line: `simlab compare`, `simlab methods`, `simlab verify` and `simlab audit`."""
+"""The command line: `simlab compare`, `simlab list`, `simlab show` and the others of COMMANDS."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from simlab.study.command_line import run
 
-COMMANDS = ("compare", "methods", "verify", "audit")
+COMMANDS = {  # what `simlab --help` says of each
+    "compare": "run an experiment, or methods, lags and seeds of your own; writes a run folder (minutes)",
+    "methods": "the stabilizers: formula, source, arguments, what they gate",
+    "list": "noises, lags, tasks, policies, presets, advantages, aggregations, experiments and their cost",
+    "new": "write a method or an advantage of your own that keeps the promises, to start from",
+    "show": "the table of a run folder on the terminal, or as JSON",
+    "figure": "one figure of a run folder, in the size and format of your paper",
+    "diff": "which settings, arms and numbers differ between two run folders",
+    "verify": "check the claims of theory/ exactly and attack them (a minute)",
+    "audit": "what is wrong with a rollout log, and what each method would do to its tokens",
+}
+PLACES = {
+    "list": "simlab.tools.listing",
+    "new": "simlab.tools.skeleton",
+    "show": "simlab.tools.folders",
+    "figure": "simlab.tools.figure",
+    "diff": "simlab.tools.folders",
+}
 
 
 def load(name: str) -> Callable[[list[str]], None]:
-    """The function of a command; loads what the commands need."""
-    from simlab import commands
-
-    return getattr(commands, f"run_{name}")
+    """The function of a command; loads what the command needs."""
+    return getattr(import_module(PLACES.get(name, "simlab.commands")), f"run_{name}")
 
 
 def main(arguments: list[str] | None = None) -> None:

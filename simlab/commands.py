@@ -19,7 +19,7 @@ from simlab.core.advantages import PRESETS
 from simlab.core.arguments import check_name
 from simlab.simulator.config import Config
 from simlab.simulator.experiments import EXPERIMENTS
-from simlab.study.command_line import parse, stop
+from simlab.study.command_line import parse, stop, stop_code
 from simlab.study.folder import read_toml
 from simlab.study.strict import ConfigError, Strict
 
@@ -76,12 +76,12 @@ def run_compare(words: list[str]) -> None:
                 progress,
                 options.token_log,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print(
             f"\nstopped; finished cells are kept in {out}, the same command resumes",
             file=sys.stderr,
         )
-        os._exit(130)
+        os._exit(stop_code(error))
     from simlab.simulator import regimes, summary
 
     if options.settings.axes:

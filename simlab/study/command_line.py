@@ -7,15 +7,18 @@ Imports the standard library only, until `parse` is called.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from io import StringIO
 from typing import NoReturn, TextIO, TypeVar
 
 from simlab.core.arguments import check_name
 
+RESUME = ("compare", "run")  # commands that a stop does not set back
 LONGEST = 1000  # characters of a refusal
 T = TypeVar("T")
 
@@ -26,19 +29,21 @@ class UserError(Exception):
 
 def run(
     program: str,
-    commands: tuple[str, ...],
+    commands: Iterable[str],
     load: Callable[[str], Callable[[list[str]], None]],
     extra: str,
     arguments: list[str] | None,
     leave: Callable[[int], NoReturn] = sys.exit,
 ) -> None:
-    """Run one command; exit code 2 after a problem, 130 when stopped.
+    """Run one command; exit code 2 after a problem, 130 after Ctrl-C, 143 after SIGTERM.
 
-    `load` gives the function of a command, which takes the words behind its name; `extra` is the
-    optional dependency that brings what the commands need; `leave` ends the process when stopped. A word
-    `--debug` shows the traceback of an error too.
+    `commands` are the names, or names with what the help says of each. `load` gives the function of a
+    command, which takes the words behind its name; `extra` is the optional dependency that brings what
+    the commands need; `leave` ends the process when stopped. A word `--debug` shows the traceback of an
+    error too.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    before = _on_sigterm(_terminated)
     try:
         try:
             _dispatch(program, commands, load, words)
@@ -62,22 +67,53 @@ def run(
         stop(
             program, f"{error.filename or 'output'}: {error.strerror or error}", "--debug" in words
         )
-    except KeyboardInterrupt:
-        print(f"\n{program}: stopped; the same command resumes", file=sys.stderr)
-        leave(130)
+    except KeyboardInterrupt as error:
+        said = "stopped; the same command resumes" if {*words[:1]} & {*RESUME} else "stopped"
+        print(f"\n{program}: {said}", file=sys.stderr)
+        leave(stop_code(error))
+    finally:
+        _on_sigterm(before)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def stop_code(error: KeyboardInterrupt) -> int:
+    """The exit code of a command that was stopped: 128 and the number of the signal."""
+    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+
+
+def _terminated(number, frame) -> NoReturn:
+    raise Terminated
+
+
+def _on_sigterm(handler):
+    """Install a handler and return the one before; only the main thread can, and None is left alone."""
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        return signal.signal(signal.SIGTERM, handler)
+    return None
 
 
 def _dispatch(
     program: str,
-    commands: tuple[str, ...],
+    commands: Iterable[str],
     load: Callable[[str], Callable[[list[str]], None]],
     words: Sequence[str],
 ) -> None:
-    """Help, or the command that the first word names."""
+    """Help, the version, or the command that the first word names."""
     if words[:1] in ([], ["-h"], ["--help"]):
         print(f"usage: {program} {{{','.join(commands)}}} [options]\n")
-        print(f"{program} COMMAND --help explains one.")
+        if isinstance(commands, Mapping):
+            width = max(map(len, commands))
+            print("\n".join(f"  {name:{width}}  {said}" for name, said in commands.items()), "\n")
+        print(f"{program} COMMAND --help explains one; {program} --version says which this is.")
         raise SystemExit(0 if words else 2)
+    if list(words) == ["--version"]:
+        from importlib.metadata import version
+
+        print(f"{program} {version('simlab')}")
+        raise SystemExit(0)
     check_name("command", words[0], commands)
     for word in words:
         if not word.isprintable():

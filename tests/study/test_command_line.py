@@ -78,6 +78,21 @@ def test_help_and_import_load_neither_torch_nor_an_extra(program):
         assert not {"torch", "numpy", *COMPARE} & set(done.stdout.split())
 
 
+def test_version_is_said_at_once():
+    """Without torch."""
+    done = python("import sys\nfrom simlab.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)", "--version")  # fmt: skip
+    assert (done.returncode, done.stdout.split()[0], done.stdout.split()[-1]) == (0, "simlab", "False")  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_ends_every_command_with_one_sentence(number, code):
+    """Ctrl-C and SIGTERM, wherever in the command."""
+    go = f"lambda words: os.kill(os.getpid(), signal.{number}) or time.sleep(60)"
+    said = f"import os, signal, time\nfrom simlab.study.command_line import run\nrun('toy', ('go',), lambda word: {go}, 'compare', ['go'])"
+    done = python(said)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "\ntoy: stopped\n")
+
+
 def toy(problem):
     """A program `toy` whose command `go` meets this problem."""
 
