@@ -12,6 +12,7 @@ COMMANDS = {  # what `simlab --help` says of each
     "methods": "the stabilizers: formula, source, arguments, what they gate",
     "list": "noises, lags, tasks, policies, presets, advantages, aggregations, experiments and their cost",
     "new": "write a method or an advantage of your own that keeps the promises, to start from",
+    "conform": "is my loss the same function as a method, value and gradient; shows where it is not",
     "show": "the table of a run folder on the terminal, or as JSON",
     "figure": "one figure of a run folder, in the size and format of your paper",
     "diff": "which settings, arms and numbers differ between two run folders",
@@ -21,6 +22,7 @@ COMMANDS = {  # what `simlab --help` says of each
 PLACES = {
     "list": "simlab.tools.listing",
     "new": "simlab.tools.skeleton",
+    "conform": "simlab.tools.conform",
     "show": "simlab.tools.folders",
     "figure": "simlab.tools.figure",
     "diff": "simlab.tools.folders",
