@@ -82,14 +82,10 @@ def run_compare(words: list[str]) -> None:
             file=sys.stderr,
         )
         os._exit(stop_code(error))
-    from simlab.simulator import regimes, summary
+    from simlab.simulator import regimes, report
 
-    if options.settings.axes:
-        ranges = regimes.of_folder(options.settings, out)
-        said = regimes.findings(options.settings, ranges, table)
-    else:
-        said = summary.findings(options.settings, table)
-    for sentence in said:
+    ranges = regimes.of_folder(options.settings, out) if options.settings.axes else None
+    for sentence in report.sentences(options.settings, ranges, table):
         print(f"- {sentence}")
     print(f"\nreport: {out / 'report.html'}")
 

@@ -14,6 +14,7 @@ from simlab.stabilizers import STABILIZERS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+DOCS = {p.stem: p.read_text() for p in (ROOT / "docs").glob("*.md")}
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
@@ -22,9 +23,9 @@ def blocks(text, language):
 
 
 def tree_paths():
-    """Paths of the tree in README: names by indentation, folders end with a slash."""
+    """Paths of the tree in docs/architecture.md: names by indentation, folders end with a slash."""
     folder = []
-    for line in blocks(README, "text")[0].splitlines():
+    for line in blocks(DOCS["architecture"], "text")[0].splitlines():
         name = line.split()[0]
         depth = (len(line) - len(line.lstrip())) // 2
         folder = [*folder[:depth], name]
@@ -47,7 +48,7 @@ def test_the_tree_is_complete():
 
 def test_links_and_figure_exist():
     """Relative links and images of every Markdown page lead somewhere."""
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("reports/**/*.md")]:
+    for page in [p for where in ("*.md", "docs/*.md", "reports/**/*.md") for p in ROOT.glob(where)]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
@@ -55,7 +56,8 @@ def test_links_and_figure_exist():
 
 def test_commands_parse(tmp_path):
     """Every `simlab compare` and `make` line in the documents is understood."""
-    text = README + CONTRIBUTING + "".join(p.read_text() for p in ROOT.glob("reports/**/*.md"))
+    text = README + CONTRIBUTING + "".join(DOCS.values())
+    text += "".join(p.read_text() for p in ROOT.glob("reports/**/*.md"))
     lines = [x.split("#")[0].strip() for b in blocks(text, "sh") for x in b.splitlines()]
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     seen = {"make": 0, "simlab": 0}

@@ -201,9 +201,19 @@ def heat(config: Config, runs: pl.DataFrame, table: pl.DataFrame) -> Figure:
     return fig
 
 
+def numbers(values: tuple) -> bool:
+    """Whether all are numbers."""
+    return all(isinstance(x, float | int) and not isinstance(x, bool) for x in values)
+
+
+def ordered(config: Config) -> bool:
+    """Whether the first axis is one of numbers, along which a range means something."""
+    return numbers(next(iter(config.axes.values())))
+
+
 def _places(values: tuple) -> tuple[dict, bool]:
     """Where values stand on an axis: at their logarithm if all are above 0, else in a row."""
-    numeric = all(isinstance(x, float | int) and not isinstance(x, bool) for x in values)
+    numeric = numbers(values)
     if numeric and min(values) > 0:
         return {x: float(np.log2(x)) for x in values}, True
     return {x: float(i) for i, x in enumerate(values)}, numeric
@@ -223,6 +233,7 @@ GUIDES = {
 }
 
 
-def figures() -> list[tuple[str, Callable[..., Figure], tuple[str, str]]]:
-    """Name, function and (title, guide) of each figure of a sweep."""
-    return [(draw.__name__, draw, GUIDES[draw.__name__]) for draw in (ranges, heat)]
+def figures(words: bool = False) -> list[tuple[str, Callable[..., Figure], tuple[str, str]]]:
+    """Name, function and (title, guide) of each figure of a sweep; over words there are no ranges."""
+    drawn = (heat,) if words else (ranges, heat)
+    return [(draw.__name__, draw, GUIDES[draw.__name__]) for draw in drawn]

@@ -76,6 +76,13 @@ COLUMNS = {
 DOWNLOADS = ("runs.parquet", "results.parquet", "summary.csv", "config.toml")
 
 
+def sentences(config: Config, ranges: pl.DataFrame | None, table: pl.DataFrame) -> list[str]:
+    """What a page says first; `ranges` are the `regimes` of a sweep."""
+    if ranges is None or not regimes.ordered(config):
+        return findings(config, table)
+    return regimes.findings(config, ranges, table)
+
+
 def write_report(
     out: Path,
     config: Config,
@@ -88,6 +95,8 @@ def write_report(
 ) -> None:
     """Figures as PNG, SVG and PDF under out/figures, and out/report.html; of a sweep its map, and map.csv.
 
+    A sweep over words (names of dtypes, say) has no ranges: its page is a comparison with more groups.
+
     Raises OSError if unwritable.
     """
     (out / "figures").mkdir(exist_ok=True)
@@ -95,16 +104,17 @@ def write_report(
     if config.axes:
         ranges = regimes.regimes(config, runs)
         write(out / "map.csv", ranges.write_csv)
-        said = regimes.findings(config, ranges, table)
+        words = not regimes.ordered(config)
+        said = sentences(config, ranges, table)
         pictures = [
             embed(
                 partial(draw, config, runs, ranges), out / "figures", name, *guide, " ".join(said)
             )
-            for name, draw, guide in regimes.figures()
+            for name, draw, guide in regimes.figures(words)
         ]
-        page |= {"matrix": None, "downloads": ["map.csv", *DOWNLOADS]}
+        page |= {"downloads": ["map.csv", *DOWNLOADS]} | ({} if words else {"matrix": None})
     else:
-        said = findings(config, table)
+        said = sentences(config, None, table)
         about = f"{said[0]} {' '.join(x for x in said if x.startswith('Lag'))}"
         alts = dict.fromkeys(("learning_curves", "risk", "level", "profiles"), about)
         pictures = [

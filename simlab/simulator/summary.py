@@ -57,7 +57,7 @@ def summarize(config: Config, per_run: pl.DataFrame) -> pl.DataFrame:
 
 def findings(config: Config, table: pl.DataFrame) -> list[str]:
     """What the intervals allow to be said, and how the improvement bound fared."""
-    return [*common(config, table), _bound_sentence(config, table)]
+    return [*common(config, table), *([] if config.axes else [_bound_sentence(config, table)])]
 
 
 def _bound_sentence(config: Config, table: pl.DataFrame) -> str:

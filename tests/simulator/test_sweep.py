@@ -7,6 +7,7 @@ from simulator.test_compare import ARMS, TINY
 import simlab.simulator.compare
 from simlab.__main__ import main
 from simlab.commands import parse_compare
+from simlab.simulator.report import write_report
 from simlab.simulator.sweep import axes
 
 
@@ -92,3 +93,30 @@ def test_numbers_of_an_axis_are_of_one_kind():
         5,
         6,
     )
+
+
+def test_a_sweep_over_words_has_no_ranges(tmp_path, capsys, monkeypatch):
+    """Its page is a comparison with more groups: a matrix, and sentences on risk and level."""
+    monkeypatch.setattr(simlab.simulator.compare, "write_report", write_report)
+    words = [
+        "--methods",
+        "ppo",
+        "none",
+        "--lags",
+        "1",
+        "--seeds",
+        "2",
+        "--steps",
+        "2",
+        "--workers",
+        "1",
+        "--draws",
+        "1",
+    ]
+    main(["compare", *words, "--sweep", "grid.dtype=bf16,fp8", "--out", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    assert "no arm is separated from ppo" in said
+    assert "stable grid.dtype" not in said
+    page = (tmp_path / "run/report.html").read_text()
+    assert "1, fp8" in page
+    assert "Where each method is stable" not in page
