@@ -17,7 +17,8 @@ COMMANDS = {  # what `simlab --help` says of each
     "figure": "one figure of a run folder, in the size and format of your paper",
     "diff": "which settings, arms and numbers differ between two run folders",
     "verify": "check the claims of theory/ exactly and attack them (a minute)",
-    "audit": "what is wrong with a rollout log, and what each method would do to its tokens",
+    "audit": "what is wrong with a rollout log, and what each method would do to its tokens; or of two logs",
+    "lookup": "which corrections the studies nearest to a mean |d| and a lag separated from PPO",
 }
 PLACES = {
     "list": "simlab.tools.listing",
@@ -26,6 +27,8 @@ PLACES = {
     "show": "simlab.tools.folders",
     "figure": "simlab.tools.figure",
     "diff": "simlab.tools.folders",
+    "audit": "simlab.audit.options",
+    "lookup": "simlab.audit.options",
 }
 
 

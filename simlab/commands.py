@@ -21,16 +21,9 @@ from simlab.simulator.config import Config
 from simlab.simulator.experiments import EXPERIMENTS
 from simlab.study.command_line import parse, stop, stop_code
 from simlab.study.folder import read_toml
-from simlab.study.strict import ConfigError, Strict
+from simlab.study.strict import Command, ConfigError
 
 QUICK = {"lags": ("1", "8"), "seeds": 12, "training": {"steps": 60}}
-
-
-class Command(Strict):
-    """What every command takes."""
-
-    debug: bool = False
-    """Show the traceback of an error too."""
 
 
 class Compare(Command):
@@ -184,43 +177,6 @@ def run_verify(words: list[str]) -> None:
         stop("simlab", f"{options.out}: cannot be written ({error.strerror or error})")
     print("\n".join([*said, f"\nreport: {options.out / 'report.html'}"]))
     raise SystemExit(int(bool(failed)))
-
-
-class Audit(Command):
-    """Audit a rollout log: can the two columns be compared, what is wrong, what each method would do.
-
-    Writes audit.json and report.html. Exit code 0 clean, 1 alarms, 2 unusable, 3 partly unusable.
-    """
-
-    log: Annotated[str, tyro.conf.Positional]
-    """A file, a folder or a glob of a log with trainer and rollout log-probs (docs/audit.md)."""
-    map: str = ""
-    """Columns by role, such as trainer=logp_train,rollout=logp_engine,mask=none."""
-    join: str = ""
-    """A second file about the same responses with the columns that the first lacks, such as the other side's; rows are joined by an id or by the ids of their tokens."""
-    methods: tuple[str, ...] | None = None
-    """Methods or compositions, as in simlab compare; all by default."""
-    out: Path | None = None
-    """Folder for audit.json and report.html, runs/audit/<name of the log> by default."""
-    print_json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print audit.json instead of the screen, and write nothing."""
-
-
-def run_audit(words: list[str]) -> None:
-    """`simlab audit`."""
-    options = parse(Audit, words, "simlab audit")
-    from simlab.audit.command import run
-
-    raise SystemExit(
-        run(
-            options.log,
-            options.map,
-            options.methods,
-            options.out,
-            options.print_json,
-            options.join,
-        )
-    )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from simlab.audit.audit import Audit
 from simlab.audit.batch import batch_of
 from simlab.audit.measure import NUMBERS
 from simlab.audit.methods import SHOWN, signed, weights
-from simlab.audit.screen import checked, percent
+from simlab.audit.screen import DIFFERENCE, DIFFERENCE_HEADS, checked, difference_rows, percent
 from simlab.stabilizers import bind
 from simlab.study.page import embed, write_page
 from simlab.study.style import OKABE_ITO, panels
@@ -53,6 +53,9 @@ def write_report(audit: Audit, folder: Path) -> None:
         values["methods"] = [_method(row) for row in r["methods"]]
         values["lacking"] = [x["not_computable"] for x in r["methods"] if "not_computable" in x]
         values["thresholds"] = [_threshold(row) for row in r.get("thresholds", [])]
+    if "compare" in r:
+        values["difference"] = r["compare"] | {"table": difference_rows(r["compare"])}
+        values["difference_heads"], values["difference_note"] = DIFFERENCE_HEADS, DIFFERENCE
     data, values["viewer_note"] = viewer(audit)
     values["data"] = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     write_page(folder / "report.html", Path(__file__).with_name("report.html"), **values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,6 +17,8 @@ MARKS = {
     "alarm": ("ALARM", "bold red"),
     "note": ("note", "cyan"),
 }
+DIFFERENCE = "After minus before; the intervals hold at once with 95 %, over responses"
+DIFFERENCE_HEADS = ("number", "before", "after", "difference", "interval", "verdict")
 MOST, MOST_METHODS = 8, 20  # findings and methods on a screen
 
 
@@ -97,6 +100,60 @@ def _methods(rows: list[dict]) -> Table:
             "yes" if row["acts"] else "never here",
         )
     return table
+
+
+def show_difference(difference: dict, console: Console) -> None:
+    """What fired in one of two logs only, and how far each number moved."""
+    console.print(
+        f"\n[bold]{escape(difference['before'])}[/] against [bold]{escape(difference['after'])}[/]"
+    )
+    for title, key in (("gone", "gone"), ("new", "new"), ("still there", "still")):
+        if difference[key]:
+            console.print(f"{title}: {', '.join(difference[key])}")
+    if "not_computable" in difference:
+        console.print(f"No differences: {escape(difference['not_computable'])}.")
+        return
+    table = Table(box=None, pad_edge=False, title=DIFFERENCE, title_justify="left")
+    for i, head in enumerate(DIFFERENCE_HEADS):
+        table.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in difference_rows(difference):
+        table.add_row(*row)
+    console.print(table)
+
+
+def difference_rows(difference: dict) -> list[list[str]]:
+    """The rows of `compare` as text."""
+    return [
+        [x["name"], *(f"{x[key]:.4g}" for key in ("before", "after", "difference")),
+         f"{x['low']:.3g} to {x['high']:.3g}" if np.isfinite(x["low"]) else "-", x["verdict"]]
+        for x in difference["rows"]
+    ]  # fmt: skip
+
+
+def show_lookup(found: dict, console: Console) -> None:
+    """The nearest studies, what each separated from its reference, and what none has data on."""
+    console.print(f"Nearest to mean |d| {found['d_bar']:.3g} nats at lag {found['lag']:.3g}:")
+    if not found["cells"]:
+        console.print("no data: there is no study.")
+    for cell in found["cells"]:
+        console.print(
+            f"\n[bold]{escape(cell['run'])}[/] at {escape(cell['at'])}: mean |d| {cell['d_bar']:.3g}, {cell['seeds']} seeds, against {escape(cell['reference'])}"
+        )
+        if cell["far"]:
+            console.print(
+                f"  [yellow]far[/]: a factor {cell['factor_d_bar']:.2g} in mean |d| and {cell['factor_lag']:.2g} in lag away, so this says little about your run"
+            )
+        for row in cell["separated"]:
+            size = row.get("typical")
+            told = f" (median difference {size:+.3g})" if isinstance(size, float) and np.isfinite(size) else ""  # fmt: skip
+            console.print(f"  [bold]{row['verdict']}[/]: {escape(row['arm'])}{told}")
+        if not cell["separated"]:
+            console.print("  separated: none")
+        rest = ", ".join(x["arm"] for x in cell["not_separated"])
+        console.print(f"  not separated: {escape(rest) or 'none'}")
+    console.print(f"\nno data: {', '.join(found['no_data']) or 'none'}")
+    for text in found["left_out"]:
+        console.print(f"[dim]Left out: {escape(text)}.[/]")
 
 
 def percent(x: float | None) -> str:

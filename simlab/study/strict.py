@@ -83,3 +83,10 @@ def _names(model: type[Strict], prefix: str = "") -> list[str]:
             if isinstance(kind, type) and issubclass(kind, Strict):
                 found += _names(kind, f"{prefix}{name}.")
     return found
+
+
+class Command(Strict):
+    """What every command takes."""
+
+    debug: bool = False
+    """Show the traceback of an error too."""
