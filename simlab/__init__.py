@@ -7,6 +7,7 @@ PUBLIC = {
     "TokenBatch": "simlab.core.tokens",
     "audit": "simlab.audit.audit",
     "bind": "simlab.stabilizers",
+    "compare": "simlab.tools.python",
     "fuse": "simlab.stabilizers.fused",
     "global_counts": "simlab.core.per_response",
     "mean": "simlab.core.aggregate",

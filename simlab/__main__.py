@@ -9,7 +9,7 @@ from simlab.study.command_line import run
 
 COMMANDS = {  # what `simlab --help` says of each
     "compare": "run an experiment, or methods, lags and seeds of your own; writes a run folder (minutes)",
-    "methods": "the stabilizers: formula, source, arguments, what they gate",
+    "methods": "the stabilizers: formula, source, arguments, what they gate; --plot draws their weights",
     "list": "noises, lags, tasks, policies, presets, advantages, aggregations, experiments and their cost",
     "new": "write a method or an advantage of your own that keeps the promises, to start from",
     "conform": "is my loss the same function as a method, value and gradient; shows where it is not",

@@ -16,14 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from simlab.core.advantages import PRESETS
-from simlab.core.arguments import check_name
 from simlab.simulator.config import Config
 from simlab.simulator.experiments import EXPERIMENTS
+from simlab.simulator.layers import layered, merge
 from simlab.study.command_line import parse, stop, stop_code
 from simlab.study.folder import read_toml
 from simlab.study.strict import Command, ConfigError
-
-QUICK = {"lags": ("1", "8"), "seeds": 12, "training": {"steps": 60}}
 
 
 class Compare(Command):
@@ -90,6 +88,8 @@ class Methods(Command):
     """One method, a composition (gspo+tis, pg+keep:gate=tv,max=0.1), or a file with your own (it is checked first); its page is printed."""
     markdown: bool = False
     """Print the table of docs/methods.md."""
+    plot: Path | None = None
+    """Draw the weight w(d) of the method beside PPO's into this file (png, svg or pdf); without a method, of all."""
 
 
 def run_methods(words: list[str]) -> None:
@@ -103,14 +103,20 @@ def run_methods(words: list[str]) -> None:
     from simlab.study.specs import parse as parse_spec
 
     torch.set_num_threads(1)  # the batches are tiny
-    if options.name is not None:
-        name = options.name
+    bound = None
+    if (name := options.name) is not None:
         if name.endswith(".py"):
             name = load(Path(name))
             check(bind(name))
         _, name, _, arguments = parse_spec(name)
-        plain = "+" not in name and not arguments
-        print(methods.page(name) if plain else methods.page_of(bind(name, **arguments)))
+        bound = bind(name, **arguments) if arguments or "+" in name else None
+    if options.plot is not None:
+        from simlab.tools.weights import save
+
+        save(options.plot, bound if name is None or bound else bind(name))
+        print(options.plot)
+    elif name is not None:
+        print(methods.page_of(bound) if bound else methods.page(name))
     elif options.markdown:
         print(methods.markdown(), end="")
     else:
@@ -210,12 +216,10 @@ def parse_compare(words: list[str]) -> Compare:
         raise ValueError(str(error)) from error
     own = read_toml(early.config) if early.config else {}
     name = early.experiment or own.get("experiment", "e1")
-    check_name("experiment", name, EXPERIMENTS)
-    settings = merge(dict(EXPERIMENTS[name].SETTINGS), QUICK if early.quick else {})
-    if early.preset is not None:
-        check_name("preset", early.preset, PRESETS)
-        settings = merge(settings, {"training": PRESETS[early.preset]})
-    settings = merge(settings, {k: v for k, v in own.items() if k != "experiment"})
+    settings = merge(
+        layered(name, early.quick, early.preset),
+        {k: v for k, v in own.items() if k != "experiment"},
+    )
     if early.noise is not None and early.noise_from is None:
         settings.pop("noise_from", None)  # an option wins over the file that would replace it
     try:
@@ -224,9 +228,3 @@ def parse_compare(words: list[str]) -> Compare:
         raise ConfigError(f"{early.config}: {error}" if own else str(error)) from error
     style = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     return parse(Compare, words, "simlab compare", default=base, config=style)
-
-
-def merge(below: dict, above: dict) -> dict:
-    """`above` wins, table by table."""
-    tables = [k for k in above if isinstance(above[k], dict) and isinstance(below.get(k), dict)]
-    return below | above | {k: merge(below[k], above[k]) for k in tables}

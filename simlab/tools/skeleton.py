@@ -14,6 +14,7 @@ METHOD = '''"""{title}: S = sg[w] A log pi, w = r where |d| < width, else 0.
 
 Source: your own. d = log pi - log mu, r = exp(d), A the advantage; sg[.] keeps no gradient.
 `simlab methods {file}` checks this file, and says what the rule cuts and reweighs;
+`simlab methods {file} --plot weight.png` draws its weight beside PPO's;
 `simlab compare --method-file {file} --methods ppo {name} --quick` compares the two.
 """
 

@@ -1,18 +1,10 @@
 """A finished run folder of a few seconds, shared by the tests of this folder."""
 
 import pytest
+from small_run import TINY
 
 from simlab.simulator.compare import compare
 from simlab.simulator.config import Config
-
-TINY = {
-    "methods": ("ppo", "none"),
-    "lags": ("0", "1"),
-    "seeds": 2,
-    "draws": 2,
-    "world": {"prompts": 2, "horizon": 3, "vocab": 3, "answers": 2, "features": 4},
-    "training": {"steps": 8},
-}
 
 
 @pytest.fixture(scope="session")
