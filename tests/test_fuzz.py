@@ -18,7 +18,7 @@ import tomli_w
 
 import simlab.simulator.compare
 import simlab.simulator.pool
-import simlab.simulator.summary
+import simlab.simulator.report
 import simlab.verify.run
 from simlab.__main__ import main
 from simlab.simulator.config import Config
@@ -77,7 +77,7 @@ def untrained(monkeypatch):
 
     monkeypatch.setattr(simlab.simulator.pool, "train", train)
     monkeypatch.setattr(simlab.simulator.compare, "_write_tables", lambda *_: None)
-    monkeypatch.setattr(simlab.simulator.summary, "findings", lambda *_: [])
+    monkeypatch.setattr(simlab.simulator.report, "sentences", lambda *_: [])
     monkeypatch.setattr(simlab.verify.run, "_verify", lambda *_: [])
     monkeypatch.setattr(simlab.simulator.compare, "source_digest", lambda: "code")
     monkeypatch.setattr(simlab.simulator.compare, "commit", lambda: "commit")

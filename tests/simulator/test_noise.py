@@ -320,7 +320,7 @@ def test_masked_nan_in_a_log_is_not_read(tmp_path):
         ("replay", {}, "path of a .parquet"),
         ("replay", {"path": 3}, "path must be str"),
         ("replay", {"path": "no/such.parquet"}, "no/such.parquet: cannot be read"),
-        ("replay", {"path": "log.txt"}, "must be a .parquet, .jsonl, .ndjson or .csv"),
+        ("replay", {"path": "log.txt"}, "a log must be a .parquet, .jsonl, .ndjson, .csv"),
     ],
 )
 def test_impossible_noise_is_one_sentence(name, arguments, says):
