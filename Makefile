@@ -18,7 +18,7 @@ test: $(VENV)/ready  ## lint, types and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "" -n auto --dist loadfile $(ARGS)
 
 conformance: $(PEERS)/ready  ## the losses against the code of verl, TRL, polgrad, torchrl and martingale
 	$(PEERS)/bin/python -m pytest $(FIELD) $(ARGS)

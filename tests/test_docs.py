@@ -98,6 +98,7 @@ def test_files_stay_small(pattern, limit):
     assert long == {}
 
 
+@pytest.mark.slow
 def test_the_stabilizer_recipe(tmp_path):
     """Walk CONTRIBUTING's recipe in a copy: two new files, one line, and the contract passes."""
     copy = tmp_path / "copy"

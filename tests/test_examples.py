@@ -50,6 +50,7 @@ def printed(ranks=1):
     return [float(x) for x in re.fullmatch(r"q (\S+) gradient (\S+)\n", said[0][0]).groups()]
 
 
+@pytest.mark.slow
 def test_plug_in_on_one_rank_and_on_two():
     """Two gloo ranks, started as torchrun does and reducing in place, have one process's numbers."""
     q, norm = printed()

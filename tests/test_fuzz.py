@@ -246,6 +246,7 @@ def answer(words, folder, capsys):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_no_input_ends_in_a_traceback(kind, tmp_path, capsys, untrained, monkeypatch):
     """Refused: one line, exit code 2, every file as before. Some inputs of each kind are refused."""
     ended, wrong, known = Counter(), [], {*STABILIZERS}

@@ -52,6 +52,7 @@ def test_findings_first_and_nothing_from_outside(page):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
 @pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.slow
 def test_the_viewer_in_a_browser(page, tmp_path, width):
     """The worst token is focused and told, the text is text, and nothing is wider than the window."""
     test = page.read_text().replace(

@@ -43,6 +43,7 @@ def test_a_fix_that_halves_the_gap(tmp_path):
     assert found["cut by seqclip"]["after"] < found["cut by seqclip"]["before"]
 
 
+@pytest.mark.slow
 def test_equal_logs_are_rarely_separated(tmp_path):
     """Any row of a pair of logs of one process: 5 % of the pairs are expected."""
     separated = 0

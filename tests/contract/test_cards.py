@@ -99,6 +99,7 @@ def test_commands_print(capsys):
     assert "no stabilizer 'satt'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_file_joins_the_comparison(own, tmp_path, capsys, monkeypatch):
     """Under its name, with arguments or without, in worker processes too; a changed file runs anew."""
     monkeypatch.setattr("simlab.simulator.compare.write_report", lambda *_: None)

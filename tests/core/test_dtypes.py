@@ -14,6 +14,8 @@ from simlab.stabilizers.fused import fuse, terms
 OPEN = {"seqclip": {"low": 0.5, "high": 2.0}, "spo_scaled": {"alpha": 0.5}}
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 every = pytest.mark.parametrize("name", STABILIZERS)
+FEW = ("ppo", "sat", "gspo", "centering")  # compiled in every run of the tests
+COMPILED = [x if x in FEW else pytest.param(x, marks=pytest.mark.slow) for x in STABILIZERS]
 
 
 def mixtures():
@@ -67,7 +69,7 @@ def test_every_mixture_of_dtypes_is_the_widest_of_them(name):
         assert want.active.any()
 
 
-@every
+@pytest.mark.parametrize("name", COMPILED)
 def test_a_fused_loss_takes_mixtures(name):
     """The compiled pass is one graph and has the eager numbers with float64 and int advantages."""
     torch.compiler.reset()

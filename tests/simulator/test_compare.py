@@ -127,6 +127,7 @@ def test_every_figure_is_drawn_and_has_a_guide(folder):
     assert set(GUIDES) == set(FIGURES)
 
 
+@pytest.mark.slow
 def test_rerun_with_two_workers_is_byte_identical(folder, tmp_path):
     """Neither the number of processes, nor a token log, nor a second run changes a byte of any file."""
     run(tmp_path / "two", "--token-log", str(tmp_path / "log"), workers=2)
@@ -138,6 +139,7 @@ def test_rerun_with_two_workers_is_byte_identical(folder, tmp_path):
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_stopped_run_resumes(folder, tmp_path, monkeypatch):
     """Interrupted after two cells, a run keeps them, trains only the rest, and ends the same."""
     trained = []
@@ -165,6 +167,7 @@ def test_stopped_run_resumes(folder, tmp_path, monkeypatch):
     assert contents(tmp_path / "run") == contents(folder)
 
 
+@pytest.mark.slow
 def test_control_c_in_a_real_process(tmp_path):
     """SIGINT, with a dead display and a GUI backend in the environment: exit 130, cells are kept."""
     words = [
@@ -196,6 +199,7 @@ def test_control_c_in_a_real_process(tmp_path):
     assert all(p.suffix == ".parquet" for p in kept)
 
 
+@pytest.mark.slow
 def test_a_folder_grows_but_is_not_overwritten(folder, tmp_path, capsys):
     """More lags, seeds or methods reuse the cells; another learning rate is refused."""
     out = tmp_path / "grown"
@@ -218,6 +222,7 @@ def test_a_folder_grows_but_is_not_overwritten(folder, tmp_path, capsys):
     assert contents(out) == before
 
 
+@pytest.mark.slow
 def test_replayed_noise_from_the_real_log(tmp_path, capsys):
     """--noise-from runs, replaces --noise, shows as implementation part of d; page and stderr have its notes."""
     first, *rest = map(json.loads, LOG.read_text().splitlines())
@@ -400,6 +405,7 @@ def other_cell(cell):
 
 
 @pytest.mark.parametrize("damage", [cut_short, half_a_table, other_numbers, other_cell])
+@pytest.mark.slow
 def test_a_cell_that_is_not_what_was_written_is_run_again(damage, folder, tmp_path, capsys):
     """Its numbers are never believed, a line says so, and the folder ends as if nothing had been."""
     shutil.copytree(folder, tmp_path / "copy")
@@ -501,6 +507,7 @@ def surrogate(b, *, eps_low: float = 0.2):
 """
 
 
+@pytest.mark.slow
 def test_an_edited_helper_of_a_method_is_run_again(tmp_path, monkeypatch, no_report):
     """A module beside the method file is part of the method: its numbers are never the old ones."""
     (tmp_path / "helped.py").write_text(HELPED)
@@ -542,6 +549,7 @@ def surrogate(b):
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("fault", ["raise SystemExit(0)", "b.logp.view(7)"])
+@pytest.mark.slow
 def test_an_error_of_a_method_in_training_is_one_sentence(
     fault, workers, tmp_path, capsys, no_report
 ):
@@ -563,6 +571,7 @@ def die(cell, log):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_one_sentence(tmp_path, monkeypatch, capsys):
     """A worker killed from outside, as for memory, ends the run with a sentence, exit 2."""
     monkeypatch.setattr(simlab.simulator.pool, "train", die)
@@ -608,6 +617,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_worker_leaves_with_its_parent(tmp_path):
     """The parent is killed by force while a worker waits for work: the worker exits by itself."""
     (tmp_path / "orphan.py").write_text(ORPHAN)

@@ -21,6 +21,7 @@ def run(out, *words):
     return pl.read_parquet(out / "results.parquet")
 
 
+@pytest.mark.slow
 def test_a_point_is_the_run_of_its_settings(tmp_path):
     """Rows of a point equal those of a run with that setting, cell by cell; both axes are columns."""
     rows = run(

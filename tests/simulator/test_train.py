@@ -232,6 +232,7 @@ def test_a_layer_is_clipped_at_a_multiple_of_its_own_mean():
     assert train(cell)[-1]["J"] != train(clipped)[-1]["J"]
 
 
+@pytest.mark.slow
 def test_logged_steps_see_every_age():
     """The default log_every does not alias with the lags of any experiment."""
     for experiment in EXPERIMENTS.values():

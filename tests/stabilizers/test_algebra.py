@@ -176,6 +176,7 @@ def test_a_composition_keeps_every_promise(spec):
 
 
 @pytest.mark.parametrize("spec", [LAWFUL[4], LAWFUL[-1]])
+@pytest.mark.slow
 def test_a_composition_is_one_graph(spec):
     """With a swapped ratio, a shrinking mask and a whole-batch number."""
     check(composed(spec), APART)

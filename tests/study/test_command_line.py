@@ -52,6 +52,7 @@ def test_a_command_without_its_extra_says_which_to_install(words, extra):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_base_install_runs_the_losses():
     """torch and numpy are enough for every stabilizer, the contract and the lag regimes."""
     code = """

@@ -105,6 +105,7 @@ def test_rliables_numbers_by_hand():
 
 
 @pytest.mark.parametrize("statistic", [middle_mean, improvement])
+@pytest.mark.slow
 def test_bootstrap_intervals_cover(statistic):
     """At 24 runs a percentile bootstrap of a symmetric sample covers 95 % within its usual shortfall."""
     rng, hits = np.random.default_rng(3), 0

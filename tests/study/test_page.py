@@ -33,6 +33,7 @@ def test_a_user_s_style_is_neither_used_nor_changed(tmp_path):
 
 
 @pytest.mark.parametrize("backend", [None, "TkAgg"])
+@pytest.mark.slow
 def test_c099_a_page_without_a_display(tmp_path, backend):
     """A dead forwarded DISPLAY, with and without a backend that would need one: the files are written."""
     code = f"""
@@ -48,6 +49,7 @@ embed(Figure, Path({str(tmp_path)!r}), "x", "", "")
 
 
 @pytest.mark.parametrize("module", ["simlab.simulator.report", "simlab.verify.run"])
+@pytest.mark.slow
 def test_an_import_sets_nothing(module):
     """The backend that a notebook chose, and every other setting."""
     code = f"""

@@ -30,6 +30,7 @@ from theory.tables import Pair, tv
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda c: c.TITLE)
+@pytest.mark.slow
 def test_a_claim_survives_a_short_attack(claim):
     """No violation, the declared tight example is tight, and the same seed finds the same."""
     found = attack(claim, 40)
@@ -191,6 +192,7 @@ def test_claim_12_notices_a_wrong_truth(monkeypatch):
     [(1, 3), (2, 4), (1, 2), (3, 4), (0, 1)],
     ids=lambda i: PARTS[i],
 )
+@pytest.mark.slow
 def test_claim_12_notices_parts_swapped(one, other, monkeypatch):
     """Outward for pull-back, cut for reweighted, and the prefix part for a cut: they still add up."""
     own, a, b = simlab.verify.bias.parts_of, PARTS[one], PARTS[other]
@@ -213,6 +215,7 @@ def test_the_tightness_figure_shows_the_suprema():
         assert attack(at_horizon(c04_max_form, T), 1).largest[MAX] > 0.99
 
 
+@pytest.mark.slow
 def test_verify_writes_its_folder(tmp_path, capsys):
     """claims.json, figures and a page with every claim; exit 0; the same seed, the same bytes."""
     for name in ("one", "two"):
@@ -232,6 +235,7 @@ def test_verify_writes_its_folder(tmp_path, capsys):
         assert path.read_bytes() == other.read_bytes(), path.name
 
 
+@pytest.mark.slow
 def test_a_violated_claim_exits_non_zero_and_leaves_its_instance(tmp_path, monkeypatch, capsys):
     """The counterexample is written, and re-running it alone shows the violated side."""
     bad = tampered(scaled(4, MAX, 0.9))
