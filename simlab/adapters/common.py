@@ -19,19 +19,19 @@ def method(
     batch can be had. Raises ValueError for a method that needs more, or drops tokens from the denominator.
     """
     _, name, _, arguments = parse(spec)
-    found = bind(name, **arguments)
-    if lacking := [x for x in needs(found) if x not in given]:
+    bound = bind(name, **arguments)
+    if lacking := [x for x in needs(bound) if x not in given]:
         raise ValueError(f"{spec}: {trainer} hands a loss no {', '.join(lacking)}")
-    if found.whole_batch and not whole_batch:
+    if bound.whole_batch and not whole_batch:
         raise ValueError(
             f"{spec} reads a number of the whole batch, and {trainer} hands a loss a part of it; "
             'whole_batch="micro" takes the number of that part'
         )
-    if found.leave is not None:
+    if bound.leave is not None:
         raise ValueError(
             f"{spec}: {trainer} counts tokens before the loss; rejected tokens cannot leave its denominator"
         )
-    return found
+    return bound
 
 
 def label(spec: str) -> str:

@@ -81,8 +81,8 @@ def run_lookup(
             where = f"{audit} does not say it" if audit else "give it, or --from audit.json"
             raise ValueError(f"--{name.replace('_', '-')} is missing: {where}")
     folder = reports or next(filter(Path.is_dir, (Path("reports"), CHECKOUT)), CHECKOUT)
-    found = lookup(folder, d_bar or 1e-9, lag or 0.0)
+    nearest = lookup(folder, d_bar or 1e-9, lag or 0.0)
     if print_json:
-        print(as_json(found), end="")
+        print(as_json(nearest), end="")
     else:
-        show_lookup(found, Console())
+        show_lookup(nearest, Console())

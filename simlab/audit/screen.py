@@ -130,12 +130,12 @@ def difference_rows(difference: dict) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def show_lookup(found: dict, console: Console) -> None:
+def show_lookup(nearest: dict, console: Console) -> None:
     """The nearest studies, what each separated from its reference, and what none has data on."""
-    console.print(f"Nearest to mean |d| {found['d_bar']:.3g} nats at lag {found['lag']:.3g}:")
-    if not found["cells"]:
+    console.print(f"Nearest to mean |d| {nearest['d_bar']:.3g} nats at lag {nearest['lag']:.3g}:")
+    if not nearest["cells"]:
         console.print("no data: there is no study.")
-    for cell in found["cells"]:
+    for cell in nearest["cells"]:
         console.print(
             f"\n[bold]{escape(cell['run'])}[/] at {escape(cell['at'])}: mean |d| {cell['d_bar']:.3g}, {cell['seeds']} seeds, against {escape(cell['reference'])}"
         )
@@ -151,8 +151,8 @@ def show_lookup(found: dict, console: Console) -> None:
             console.print("  separated: none")
         rest = ", ".join(x["arm"] for x in cell["not_separated"])
         console.print(f"  not separated: {escape(rest) or 'none'}")
-    console.print(f"\nno data: {', '.join(found['no_data']) or 'none'}")
-    for text in found["left_out"]:
+    console.print(f"\nno data: {', '.join(nearest['no_data']) or 'none'}")
+    for text in nearest["left_out"]:
         console.print(f"[dim]Left out: {escape(text)}.[/]")
 
 

@@ -148,13 +148,13 @@ def listing(width: int = 100) -> str:
     """Every card as a few lines of text."""
     lines, indent = [], max(map(len, STABILIZERS)) + 1
     for name in STABILIZERS:
-        shown = card(name)
-        head = f"{name:{indent}}{shown.formula}"
+        described = card(name)
+        head = f"{name:{indent}}{described.formula}"
         lines += textwrap.wrap(head, width, subsequent_indent=" " * indent)
         for word, value in (
-            ("source", shown.source), ("takes", shown.arguments), ("reads", shown.inputs),
-            ("of the whole batch", shown.whole_batch), ("cuts", shown.cut),
-            ("reweights", shown.reweighted), ("constants", shown.constants),
+            ("source", described.source), ("takes", described.arguments), ("reads", described.inputs),
+            ("of the whole batch", described.whole_batch), ("cuts", described.cut),
+            ("reweights", described.reweighted), ("constants", described.constants),
         ):  # fmt: skip
             if value != "-":
                 lines += textwrap.wrap(

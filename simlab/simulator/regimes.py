@@ -41,9 +41,9 @@ def regimes(config: Config, runs: pl.DataFrame) -> pl.DataFrame:
             mine = runs.filter(
                 pl.col("arm") == arm.label, *[pl.col(k) == v for k, v in here.items()]
             ).sort("seed")
-            at = [mine.filter(pl.col(axis) == value) for value in values]
-            final = np.stack([frame["final"].to_numpy() for frame in at], 1)  # [seeds, values]
-            failed = np.stack([frame["failed"].to_numpy() for frame in at], 1)
+            frames = [mine.filter(pl.col(axis) == value) for value in values]
+            final = np.stack([frame["final"].to_numpy() for frame in frames], 1)  # [seeds, values]
+            failed = np.stack([frame["failed"].to_numpy() for frame in frames], 1)
             low, n = stretch(failed.mean(0) <= STABLE)
             picks = rng.integers(len(failed), size=(RESAMPLES, len(failed)))
             counts = [stretch(x <= STABLE)[1] for x in failed[picks].mean(1)]

@@ -82,9 +82,9 @@ def surrogate(
         w = torch.where(own > LOWEST, g[..., -2], 0.0) - passed * own.exp()
         c = torch.where(tops.logp > LOWEST, g[..., :-2], 0.0) - passed.unsqueeze(-1) * p
         w, c = torch.where(b.mask, w, 0.0), torch.where(b.mask.unsqueeze(-1), c, 0.0)
-    shown = {
+    diagnostics = {
         "projected": Diagnostic(t.squeeze(-1) < 1, "mean"),
         "head_mass": Diagnostic(1 - rest_mu - torch.where(tops.sampled, 0.0, own_mu.exp()), "mean"),
     }
     S = graded_head(own, tops.logp, S, w, c)
-    return Surrogate(S, (w != 0) | (c != 0).any(-1), shown)
+    return Surrogate(S, (w != 0) | (c != 0).any(-1), diagnostics)

@@ -62,14 +62,14 @@ def run_conform(words: list[str]) -> None:
     options = parse(Conform, words, "simlab conform")
     torch.set_num_threads(1)  # the batches are tiny
     theirs, mine = method(options.against), either(options.mine)
-    found, tried = conform(mine, theirs, options.tolerance)
-    if found is None:
+    difference, tried = conform(mine, theirs, options.tolerance)
+    if difference is None:
         print(
             f"{options.mine} and {options.against} are equal on {tried} batches, value and gradient"
         )
         return
     print(f"{options.mine} and {options.against} differ\n")
-    print(told(found, theirs, isinstance(mine, Stabilizer)))
+    print(told(difference, theirs, isinstance(mine, Stabilizer)))
     raise SystemExit(1)
 
 
@@ -225,9 +225,9 @@ def _numbered(b: TokenBatch) -> TokenBatch:
     return replace(b, response=response, n_responses=None, _seen=None)
 
 
-def told(found: Difference, theirs: Stabilizer, methods: bool) -> str:
+def told(difference: Difference, theirs: Stabilizer, methods: bool) -> str:
     """The smallest batch as a table: what both read, and what each makes of it."""
-    b = found.batch
+    b = difference.batch
     columns = {
         "response": b.response.tolist(),
         "pi": b.logp.exp().tolist(),
@@ -239,7 +239,7 @@ def told(found: Difference, theirs: Stabilizer, methods: bool) -> str:
         for x in (needs(theirs) if methods else ())
         if x not in ("topk", "topk_mu")
     }
-    for name, pair in (("S", found.S), ("gradient", found.grad)):
+    for name, pair in (("S", difference.S), ("gradient", difference.grad)):
         for who, x in zip(("mine", "theirs"), pair, strict=True):
             columns[f"{name} {who}"] = (
                 x.tolist() if x.dim() else [x.item()] + [None] * (len(b.logp) - 1)
@@ -252,7 +252,7 @@ def told(found: Difference, theirs: Stabilizer, methods: bool) -> str:
         for r in (list(columns), *rows)
     ]
     more = len(b.logp) - len(rows)
-    head = f"smallest difference, from a batch of {found.where}: {len(b.logp)} token{'s' * (len(b.logp) > 1)}, {len(lengths)} response{'s' * (len(lengths) > 1)}"
+    head = f"smallest difference, from a batch of {difference.where}: {len(b.logp)} token{'s' * (len(b.logp) > 1)}, {len(lengths)} response{'s' * (len(lengths) > 1)}"
     return "\n".join([head, *lines, *([f"and {more} more tokens"] if more else [])])
 
 
