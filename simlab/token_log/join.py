@@ -22,7 +22,7 @@ def joined(path: Path, other: Path) -> pl.DataFrame:
     mine, its = (_whole(x) for x in (path, other))
     both = [x for x in mine.columns if x in its.columns]
     keys = [x for x in ("step",) if x in both]
-    keys, tried = None, []
+    pair, tried = None, []
     for name in (*NAMES, *TOKENS):
         if name not in both:
             continue
@@ -32,9 +32,9 @@ def joined(path: Path, other: Path) -> pl.DataFrame:
         elif not own.is_in(theirs.implode()).any():
             tried.append(f"{name} has no value in common")
         else:
-            keys = own, theirs
+            pair = own, theirs
             break
-    if keys is None:
+    if pair is None:
         why = f" ({'; '.join(tried)})" if tried else ""
         refuse(
             path,
@@ -42,7 +42,7 @@ def joined(path: Path, other: Path) -> pl.DataFrame:
             both,
         )
     more = its.select(x for x in its.columns if x not in both)
-    left, right = mine.with_columns(_key=keys[0]), more.with_columns(_key=keys[1])
+    left, right = mine.with_columns(_key=pair[0]), more.with_columns(_key=pair[1])
     return left.join(right, on="_key", how="left", maintain_order="left").drop("_key")
 
 
