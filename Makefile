@@ -7,9 +7,10 @@ ARGS ?=
 
 PEERS ?= .venv-peers
 ENGINES ?= .venv-engines
+DOCS ?= .venv-docs
 FIELD = tests/conformance
 
-.PHONY: compare test conformance benchmark engines tiny scaleup
+.PHONY: compare test conformance benchmark engines tiny scaleup docs
 
 compare: $(VENV)/ready  ## the main job: run experiment E1 and write runs/e1/report.html
 	$(BIN)/simlab compare $(ARGS)
@@ -30,6 +31,9 @@ tiny: $(ENGINES)/ready  ## asynchronous RL end to end on two cores: prints the l
 
 scaleup: $(ENGINES)/ready  ## the real engines on a CPU: SGLang and Megatron-Core under the same losses
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -W ignore tests/scaleup $(ARGS)
+
+docs: $(DOCS)/ready  ## the pages of docs/ as a site that opens offline: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
 
 benchmark: $(PEERS)/ready  ## speed, as ratios within one process
 	$(PEERS)/bin/python benchmarks/simulator.py
@@ -59,4 +63,9 @@ $(ENGINES)/ready: pyproject.toml scaleup/requirements-cpu.txt scaleup/requiremen
 	$(ENGINES)/bin/pip install --quiet -r scaleup/requirements-cpu.txt
 	$(ENGINES)/bin/pip install --quiet --no-deps -r scaleup/requirements-cpu-nodeps.txt
 	$(ENGINES)/bin/pip install --quiet --editable ".[dev]"
+	touch $@
+
+$(DOCS)/ready: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet $$($(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
 	touch $@
