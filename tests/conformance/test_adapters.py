@@ -19,6 +19,12 @@ from simlab.adapters.verl import policy_loss, register
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
+@pytest.fixture(autouse=True)
+def _registry(monkeypatch):
+    """What is registered here is not verl's own, which test_suite.py reads."""
+    monkeypatch.setattr(core, "POLICY_LOSS_REGISTRY", dict(core.POLICY_LOSS_REGISTRY))
+
+
 def tensors(seed=0, rows=4, columns=6):
     """(old, new with gradient, advantages, mask) `[B, T]` in float64, the mask ragged and of whole numbers."""
     g = torch.Generator().manual_seed(seed)
