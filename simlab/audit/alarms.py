@@ -32,13 +32,14 @@ def alarms(f: Facts, limits: Limits) -> list[Check]:
 def multiplicative(f: Facts, limits: Limits) -> Check:
     """NeMo-RL's alarm, on the engine's part where it is known."""
     name, asked = "mult_prob_error", "the mean of e^|d| is small"
-    d, of = f.d, "the two columns"
+    value, mean, of = f.numbers["mult_prob_error"], f.numbers["d_bar"], "the two columns"
     if f.engine is not None and np.isfinite(f.engine).all():
-        d, of = f.engine, "trainer and engine at equal weights"
-    value, null = float(np.exp(np.minimum(np.abs(d), 70)).mean()), "1 + d_bar"
+        size, of = np.abs(f.engine), "trainer and engine at equal weights"
+        value, mean = float(np.exp(np.minimum(size, 70)).mean()), float(size.mean())
+    null = "1 + d_bar"
     if value <= limits.mult_prob_error:
         return quiet(name, asked, value, limits.mult_prob_error, null)
-    text = f"the mean of e^|d| is {value:.4f} between {of} (mean |d| {np.abs(d).mean():.4f} nats)"
+    text = f"the mean of e^|d| is {value:.4f} between {of} (mean |d| {mean:.4f} nats)"
     cure = "Use one precision for logits and head on both sides, and the same batch shape and kernels where they matter; then run one step at learning rate 0 to see what is left."
     return Check(name, "alarm", text, value, limits.mult_prob_error, null, "all tokens", cure)
 
@@ -48,7 +49,8 @@ def tail(f: Facts, limits: Limits) -> Check:
     name, asked, value = "far", "few tokens have a gap above 1 nat", f.numbers["far"]
     if value <= limits.far:
         return quiet(name, asked, value, limits.far, "0 for noise of this size")
-    worst = int(f.tokens[np.abs(f.d).argmax()])
+    high, low = int(f.d.argmax()), int(f.d.argmin())
+    worst = int(f.tokens[high if f.d[high] >= -f.d[low] else low])
     text = f"{value:.1%} of the tokens have |d| above 1 nat, {f.numbers['d_max']:.3g} at most"
     cure = "Open the worst of them in report.html: one response means a fault of that row; all over means drift or a broken kernel."
     return Check(

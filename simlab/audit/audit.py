@@ -13,9 +13,11 @@ from torch import Tensor
 from simlab.audit import methods as per_method
 from simlab.audit.alarms import alarms
 from simlab.audit.batch import at_rollout, batch_of, of_responses, tokens_of
+from simlab.audit.blocks import active, gaps
+from simlab.audit.breakdown import breakdowns, worst_responses
 from simlab.audit.checks import Check, comparability
 from simlab.audit.facts import Facts, Limits, engine_part
-from simlab.audit.measure import breakdowns, numbers, worst_responses
+from simlab.audit.measure import numbers
 from simlab.core.tokens import TokenBatch
 from simlab.token_log.faults import Finding
 from simlab.token_log.tokens import Tokens
@@ -60,7 +62,7 @@ def audit_tokens(
     overlaps computed.
     """
     keep, checks = comparability(t, list(on_rows))
-    tokens = np.flatnonzero(keep)
+    tokens = active(keep)
     result: dict[str, Any] = {"schema": SCHEMA, "simlab": version("simlab"), "log": name}
     sampled = int(t.mask.sum())
     result["counts"] = {
@@ -106,8 +108,7 @@ def _measure(
     limits: Limits,
 ) -> list[Check]:
     """Fill in the numbers; returns all checks."""
-    b = batch_of(t, tokens)
-    result["mismatch"] = numbers(b, t, tokens)
+    result["mismatch"] = numbers(t, tokens)
     result["by"] = breakdowns(t, tokens)
     result["worst_responses"] = worst_responses(t, tokens)
     A = t.extra.get("advantage")
@@ -115,11 +116,11 @@ def _measure(
     some = of_responses(t, tokens, MOST)
     result["methods"] = []
     if methods is None or methods:
-        part = b if len(some) == len(tokens) else batch_of(t, some)
+        part = batch_of(t, some)
         result["methods"] = per_method.table(part, known, at_rollout(part, t, some), methods)
     if methods is None:
         few = of_responses(t, tokens, MOST_INVERSE)
-        small = b if len(few) == len(tokens) else batch_of(t, few)
+        small = batch_of(t, few)
         result["thresholds"] = per_method.thresholds(small, known)
         result["overlap"] = per_method.overlap(small, known)
         result["sat_quantile"] = per_method.local_quantiles(small)
@@ -132,9 +133,14 @@ def _measure(
         )
         if holds
     ]  # fmt: skip
-    d = t.trainer[tokens].astype(float) - t.rollout[tokens]
     facts = Facts(
-        t, tokens, d, engine_part(t, tokens), result["mismatch"], result["by"], result["methods"]
+        t,
+        tokens,
+        gaps(t, tokens),
+        engine_part(t, tokens),
+        result["mismatch"],
+        result["by"],
+        result["methods"],
     )
     mine = alarms(facts, limits)
     fired = [x for x in mine if x.status == "alarm"]

@@ -92,7 +92,10 @@ def at_rollout(b: TokenBatch, t: Tokens, tokens: np.ndarray) -> TokenBatch | Non
 def of_responses(t: Tokens, tokens: np.ndarray, most: int) -> np.ndarray:
     """Those of the tokens `[n]` that stand in evenly spaced responses, about `most` at most."""
     every = -(-len(tokens) // most)
-    return tokens if every < 2 else tokens[t.responses[tokens] % every == 0]
+    if every < 2:
+        return tokens
+    parts = np.array_split(tokens, max(len(tokens) >> 20, 1))
+    return np.concatenate([x[t.responses[x] % every == 0] for x in parts])
 
 
 def tokens_of(batches: Sequence[TokenBatch], before: Sequence[Tensor] | None = None) -> Tokens:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
 
 from simlab.audit.audit import audit_tokens
 from simlab.audit.compare import compare
@@ -40,7 +43,8 @@ def run(
         bind(name, **own)  # a wrong name ends here, before a long log is read
     audits = []
     for log in logs:
-        tokens, on_rows = read_tokens(log, Names.of(names), tuple(ROLES), join)
+        with bar(f"reading {log}") as move:
+            tokens, on_rows = read_tokens(log, Names.of(names), tuple(ROLES), join, move)
         if len(tokens.mask) < 100_000:
             torch.set_num_threads(1)  # small tensors
         last = log is logs[-1]
@@ -59,6 +63,15 @@ def run(
         show_difference(audit.result["compare"], console)
     print(f"\nreport: {folder / 'report.html'}")
     return audit.exit
+
+
+@contextmanager
+def bar(title: str):
+    """A bar on a terminal's stderr while a log of several parts is read; yields what moves it."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task(escape(title), total=None, visible=False)
+        yield lambda done, total: shown.update(task, completed=done, total=total, visible=total > 1)
 
 
 def run_lookup(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simlab.audit.blocks import blocks, gaps
 from simlab.audit.checks import Check
 from simlab.token_log.tokens import Tokens
 
@@ -53,23 +54,29 @@ def cannot(metric: str, why: str) -> Check:
 
 def engine_part(t: Tokens, tokens: np.ndarray) -> np.ndarray | None:
     """The part of d `[n]` that is the engine's, NaN where it is unknown; None if it is nowhere known."""
-    before, rollout = t.extra.get("before"), t.rollout[tokens].astype(float)
+    before = t.extra.get("before")
     if before is not None:
-        part = before[tokens] - rollout
+        part = before[tokens] - t.rollout[tokens].astype(float)
     elif t.version is not None and t.trained is not None:
         young = t.version[tokens] == t.trained[tokens]
-        part = np.where(young, t.trainer[tokens].astype(float) - rollout, np.nan)
+        part = np.where(young, gaps(t, tokens), np.nan)
     else:
         return None
     return part if np.isfinite(part).any() else None
 
 
-def shared(d: np.ndarray, response: np.ndarray) -> float | None:
-    """Variance of the mean gap of a response over that of independent tokens; 1 if they are independent."""
-    count = np.bincount(response)
+def shared(t: Tokens, tokens: np.ndarray, d: np.ndarray) -> tuple[int, float | None]:
+    """Responses, and variance of the mean gap of one over that of independent tokens; 1 if they are independent."""
+    R, mean, square, at = len(t.row), float(d.mean(dtype=float)), 0.0, 0
+    count, sums = np.zeros(R, dtype=np.int64), np.zeros(R)
+    for block in blocks(t, tokens):
+        r, z = t.responses[block], d[at : at + len(block)] - mean
+        first, at = int(r[0]), at + len(block)
+        own = np.bincount(r - first)
+        count[first : first + len(own)] += own
+        sums[first : first + len(own)] += np.bincount(r - first, z)
+        square += float((z.astype(float) ** 2).sum())
     some = count > 0
-    z = d - d.mean()
-    means = np.bincount(response, z)[some] / count[some]
-    variance = float((z**2).mean())
-    expected = float((variance / count[some]).mean())
-    return float((means**2).mean()) / expected if expected else None
+    expected = float((square / len(d) / count[some]).mean())
+    means = sums[some] / count[some]
+    return int(some.sum()), float((means**2).mean()) / expected if expected else None

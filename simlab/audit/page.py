@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from simlab.audit.audit import Audit
-from simlab.audit.batch import batch_of
+from simlab.audit.audit import MOST, Audit
+from simlab.audit.batch import batch_of, of_responses
+from simlab.audit.blocks import active, blocks, per_response
 from simlab.audit.measure import NUMBERS
 from simlab.audit.methods import SHOWN, signed, weights
 from simlab.audit.screen import DIFFERENCE, DIFFERENCE_HEADS, checked, difference_rows, percent
@@ -18,6 +19,7 @@ from simlab.study.page import embed, write_page
 from simlab.study.style import OKABE_ITO, panels
 
 MOST_RESPONSES, MOST_TOKENS = 2000, 200_000  # in the viewer
+DRAWN = 1 << 22  # tokens in the histogram
 HEADS = {
     "method": "method",
     "cut": "cut",
@@ -96,7 +98,8 @@ def _picture(audit: Audit, folder: Path) -> dict[str, str]:
         for k, v in audit.result["by"].items()
         if k in ("position", "age", "step", "entropy", "log_prob")
     }
-    t, tokens = audit.tokens, np.flatnonzero(audit.keep)
+    t = audit.tokens
+    tokens = of_responses(t, active(audit.keep), DRAWN)
     size = np.abs(t.trainer[tokens].astype(float) - t.rollout[tokens])
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -129,13 +132,12 @@ def _picture(audit: Audit, folder: Path) -> dict[str, str]:
 def viewer(audit: Audit) -> tuple[dict, str]:
     """Tokens of the responses with the largest mean |d|, as plain lists, and a sentence on which those are."""
     t, keep = audit.tokens, audit.keep
-    d = np.where(keep, np.abs(np.where(keep, t.trainer, 0) - np.where(keep, t.rollout, 0)), 0)
-    used = np.bincount(t.responses, keep, len(t.row))
-    mean = np.bincount(t.responses, d, len(t.row)) / np.maximum(used, 1)
+    used, total = per_response(t, active(keep))
+    mean = total / np.maximum(used, 1)
     order = np.argsort(-mean, kind="stable")
     sizes = np.diff(t.starts)[order]
     chosen = order[: max(int((np.cumsum(sizes) <= MOST_TOKENS).sum()), 1)][:MOST_RESPONSES]
-    cut = _cut(audit)
+    cut = _cut(audit, chosen)
     responses = [
         _response(audit, int(r), cut, float(mean[r]))
         for r in chosen
@@ -145,17 +147,25 @@ def viewer(audit: Audit) -> tuple[dict, str]:
     return {"methods": list(SHOWN), "responses": responses}, note
 
 
-def _cut(audit: Audit) -> np.ndarray:
-    """Which methods of SHOWN cut a token `[N]`, one bit each; with unknown advantages under A = +1 or A = -1."""
-    t, tokens = audit.tokens, np.flatnonzero(audit.keep)
-    bits = np.zeros(len(t.mask), dtype=np.int64)
+def _cut(audit: Audit, chosen: np.ndarray) -> np.ndarray:
+    """Which methods of SHOWN cut a token `[N]`, one bit each; with unknown advantages under A = +1 or A = -1.
+
+    Of a long log it is known in the chosen responses; they and evenly spaced ones are then the batch.
+    """
+    t, tokens = audit.tokens, active(audit.keep)
+    bits = np.zeros(len(t.mask), dtype=np.int16)
+    if len(tokens) > MOST:
+        shown = np.zeros(len(t.row), dtype=bool)
+        shown[chosen] = True
+        own = np.concatenate([x[shown[t.responses[x]]] for x in blocks(t, tokens)])
+        tokens = np.union1d(own, of_responses(t, tokens, MOST))
     if not len(tokens):
         return bits
     b = batch_of(t, tokens)
     known = "advantage" in t.extra and bool(np.isfinite(t.extra["advantage"][tokens]).all())
     for i, name in enumerate(SHOWN):
         for part in signed(b, known):
-            bits[tokens] |= weights(bind(name), part, False).cut.astype(np.int64) << i
+            bits[tokens] |= weights(bind(name), part, False).cut.astype(np.int16) << i
     return bits
 
 

@@ -163,10 +163,8 @@ def mixed_versions(f: Facts, limits: Limits) -> Check:
 def response_bias(f: Facts, limits: Limits) -> Check:
     """Noise that averages out over a response, or a gap that a whole response shares."""
     name, asked, null = "response_bias", "gaps of one response are independent", "1 -+ sqrt(2 / R)"
-    response = f.t.responses[f.tokens]
-    R = len(np.unique(response))
-    value = shared(f.d, response) if R >= LEAST else None
-    if value is None:
+    R, value = shared(f.t, f.tokens, f.d)
+    if value is None or R < LEAST:
         return cannot(name, f"{R} responses, {LEAST} are needed, and gaps that differ")
     threshold = 1 + limits.errors * float(np.sqrt(2 / R))
     if value <= threshold:

@@ -106,11 +106,21 @@ def _other_steps(t: Tokens, keep: np.ndarray) -> list[Finding]:
     step = t.extra.get("step")
     if step is None or len(np.unique(step)) < 2:
         return []
-    token_step, findings = step[t.responses], []
-    gap = np.abs(np.where(keep, t.trainer - t.rollout, 0))
-    for number in np.unique(step):
-        bad = np.flatnonzero(keep & (token_step == number))
-        if len(bad) >= 20 and (middle := float(np.median(gap[bad]))) > OTHER_WEIGHTS:
+    findings = []
+    row, R = t.responses, len(step)
+    many = np.zeros((2, R), dtype=np.int64)
+    for start in range(0, len(row), MOST):
+        some = slice(start, start + MOST)
+        far = keep[some] & (np.abs(t.trainer[some] - t.rollout[some]) > OTHER_WEIGHTS)
+        for count, tokens in zip(many, (far, keep[some]), strict=True):
+            count += np.bincount(row[some][tokens], minlength=R)
+    for number in np.unique(step[many[0] > 0]):
+        rows = step == number
+        if many[0][rows].sum() * 2 < many[1][rows].sum():
+            continue
+        bad = np.flatnonzero(keep & rows[row])
+        gap = np.abs(t.trainer[bad] - t.rollout[bad])
+        if len(bad) >= 20 and (middle := float(np.median(gap))) > OTHER_WEIGHTS:
             text = f"{{place}}, step {number:g}: half of its {len(bad):,} gaps are above {middle:.3g} nats: other weights on one side in this step, no temperature; a push was left out"
             findings.append(Finding("other weights", middle, text, True, int(bad[0]), bad))
     all_of_them = sum(len(x.tokens) for x in findings if x.tokens is not None) == keep.sum()
@@ -134,19 +144,25 @@ def best_shift(trainer, rollout, mask: np.ndarray, row: np.ndarray) -> Finding |
 
     def gaps(k: int):
         """Sum of |d| and tokens, by response."""
-        a, b = (
-            (slice(None, -k or None), slice(k, None))
-            if k >= 0
-            else (slice(-k, None), slice(None, k))
-        )
-        both = np.flatnonzero(mask[a] & mask[b] & (row[a] == row[b]))
-        d = np.abs(trainer[a][both].astype(float) - rollout[b][both])
-        r = row[a][both]
-        return np.bincount(r, d, R), np.bincount(r, minlength=R)
+        total, count = np.zeros(R), np.zeros(R, dtype=np.int64)
+        for start in range(0, len(row), MOST):  # pairs of neighbours, whose first stands in a block
+            start, stop = max(start, -k), min(start + MOST, len(row) - max(k, 0))
+            if start >= stop:
+                continue
+            here, there = slice(start, stop), slice(start + k, stop + k)
+            both, r = mask[here] & mask[there] & (row[here] == row[there]), row[here]
+            d = np.abs(trainer[here].astype(float) - rollout[there])
+            first = int(r[0])
+            own = np.bincount(r - first, np.where(both, d, 0)), np.bincount(r - first, both)
+            total[first : first + len(own[0])] += own[0]
+            count[first : first + len(own[1])] += own[1].astype(np.int64)
+        return total, count
 
     total, count = gaps(0)
     long = count >= LEAST_TOKENS
     given = total / np.maximum(count, 1)
+    if not (given > 0.1).any():
+        return None
     best, gap = np.zeros(R, dtype=int), np.where(long & (given > 0.1), SHIFTED * given, 0)
     for k in SHIFTS:
         moved, n = gaps(k)

@@ -7,7 +7,8 @@ A log is a file, a folder of files or a glob (`members` of files.py); a file has
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from simlab.token_log.files import members
 from simlab.token_log.join import joined as beside_each_other
 from simlab.token_log.names import Names, needed
 from simlab.token_log.readers import recognise, slime, without_log_probs
-from simlab.token_log.tables import Chosen, refuse, table
+from simlab.token_log.tables import Chosen, Window, refuse, table, windows
 from simlab.token_log.tokens import Tokens, joined
 
 BINS = 20  # of log p
@@ -76,18 +77,24 @@ def read_tokens(
     names: Names = Names(),  # noqa: B008
     more: Collection[str] = (),
     join: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Tokens, list[Finding]]:
     """All tokens of a file, a folder or a glob, with further roles, and findings on rows left out.
 
-    The columns of a file `join` about the same responses are put beside those of `path`, a file too. Raises ValueError in one sentence that names the file and, where it applies, row and column.
+    `progress` is told how many parts are read. The columns of a file `join` about the same responses are put beside those of `path`, a file too. Raises ValueError in one sentence that names the file and, where it applies, row and column.
     """
     parts, findings, by_reader = [], [], {}
     files = slime.own(members(path))
     if join and len(files) > 1:
         refuse(path, f"holds {len(files)} files; join one file with one")
-    for file in files:
-        tokens, on_rows, reader = _read_file(file, names, more, join)
-        by_reader.setdefault(reader, []).append(file)
+    todo = [(file, window) for file in files for window in windows(file)]
+    for i, (file, window) in enumerate(todo):
+        progress(i, len(todo))
+        tokens, on_rows, reader = _read_file(file, names, more, join, window)
+        if window.first:
+            tokens = replace(tokens, row=tokens.row + window.first)
+        else:
+            by_reader.setdefault(reader, []).append(file)
         parts.append(tokens)
         findings += on_rows
         if tokens.at_rollout != parts[0].at_rollout:
@@ -107,7 +114,7 @@ def _there(names: Names, columns: Sequence[str]) -> Names:
 
 
 def _read_file(
-    file: Path, given: Names, more: Collection[str], join: str
+    file: Path, given: Names, more: Collection[str], join: str, window: Window
 ) -> tuple[Tokens, list[Finding], ModuleType | None]:
     """Tokens of one file, and the reader that its columns are of; names that are given win over the reader's."""
     used: dict[str, Any] = {}
@@ -130,7 +137,7 @@ def _read_file(
         chosen = choose(rows.columns)
         rows = rows.select(chosen.numbers + chosen.others)
     else:
-        rows = table(file, choose).rows
+        rows = table(file, choose, window).rows
     reader, findings = used["reader"], []
     rows = flat(rows, used["pair"])
     rows = rows if reader is None else reader.rows(rows)

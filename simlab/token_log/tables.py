@@ -41,8 +41,35 @@ class Table(NamedTuple):
     columns: list[str]
 
 
-def table(path: Path, choose: Choose) -> Table:
-    """The columns that `choose` picks of the names in a file.
+class Window(NamedTuple):
+    """Rows of a file that are read at once."""
+
+    first: int = 0
+    rows: int | None = None  # to the end
+
+
+WHOLE = Window()
+LARGE = 1 << 26  # bytes of a Parquet file that is read in parts
+
+
+def windows(path: Path) -> list[Window]:
+    """A large Parquet file with one row a response in parts; any other file as a whole."""
+    size = path.stat().st_size if path.suffix == ".parquet" and path.is_file() else 0
+    if size <= LARGE:
+        return [Window()]
+    try:
+        schema = pl.read_parquet_schema(path)
+        rows = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
+    except (OSError, pl.exceptions.PolarsError):
+        return [Window()]  # reading it says why
+    if not any(isinstance(x, (pl.List, pl.Array)) for x in schema.values()):
+        return [Window()]
+    each = max(rows * LARGE // size, 1)
+    return [Window(first, each) for first in range(0, rows, each)]
+
+
+def table(path: Path, choose: Choose, window: Window = WHOLE) -> Table:
+    """The columns that `choose` picks of the names in a file, in a window of its rows if it is a Parquet file.
 
     Raises ValueError in one sentence that names the file and, where it applies, line and column.
     """
@@ -60,7 +87,8 @@ def table(path: Path, choose: Choose) -> Table:
         refuse(path, f"unpack it first; a {kind} file is packed inside")
     try:
         if kind == ".parquet":
-            return _chosen(pl.scan_parquet(_parquet(path), glob=False), choose)
+            rows = pl.scan_parquet(_parquet(path), glob=False)
+            return _chosen(rows.slice(*window) if window != WHOLE else rows, choose)
         if kind in (".arrow", ".feather"):
             return _chosen(pl.read_ipc(path).lazy(), choose)
         if kind == ".csv":

@@ -73,8 +73,10 @@ def joined(parts: list[Tokens]) -> Tokens:
     offsets = np.cumsum([0, *(len(x.mask) for x in parts)])
     inner = [x.starts[:-1] + offset for x, offset in zip(parts, offsets, strict=False)]
     many: dict[str, Any] = {"starts": np.concatenate([*inner, offsets[-1:]])}
-    many["file"] = np.repeat(np.arange(len(parts)), [len(x.row) for x in parts])
-    many["files"] = tuple(path for x in parts for path in x.files)
+    files = tuple(dict.fromkeys(path for x in parts for path in x.files))
+    numbers = [files.index(x.files[0]) if x.files else 0 for x in parts]
+    many["file"] = np.repeat(numbers, [len(x.row) for x in parts])
+    many["files"] = files
     for name in ("version", "trained", "token_row"):
         some = [getattr(x, name) for x in parts]
         if any(x is not None for x in some):
