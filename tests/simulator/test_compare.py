@@ -168,8 +168,9 @@ def test_stopped_run_resumes(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_control_c_in_a_real_process(tmp_path):
-    """SIGINT, with a dead display and a GUI backend in the environment: exit 130, cells are kept."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_a_real_process(tmp_path, number, code):
+    """Ctrl-C or SIGTERM, with a dead display and a GUI backend in the environment: cells are kept."""
     words = [
         sys.executable,
         "-m",
@@ -189,9 +190,9 @@ def test_control_c_in_a_real_process(tmp_path):
     deadline = time.monotonic() + 300
     while not list(tmp_path.glob("x/cells/*.parquet")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert "the same command resumes" in err
     assert "Traceback" not in err
     kept = list(tmp_path.glob("x/cells/*"))
