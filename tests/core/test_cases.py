@@ -8,6 +8,7 @@ import pytest
 import torch
 from batches import graded, tokens
 
+from simlab.core.advantages import dr_grpo
 from simlab.core.aggregate import reduce_diagnostics
 from simlab.core.mismatch import mismatch
 from simlab.core.tokens import TokenBatch
@@ -211,3 +212,47 @@ def test_c115_capped_and_masked_are_two_things():
     for name, arguments in (("ppo", {"eps_high": 0.28}), ("tis", {}), ("icepop", {})):
         grads[name] = -graded(bind(name, **arguments), b)[1].item()
     assert grads == pytest.approx({"ppo": 0, "tis": -1.5, "icepop": -1.5})
+
+
+@pytest.mark.parametrize(("A", "S"), [(1.0, 1.2), (-1.0, -3.0)])
+def test_c047_dual_clip_acts_on_negative_advantages_only(A, S):
+    """r = 10, c = 3: the loss is -1.2 for A = +1 (wrong code: -3) and 3 for A = -1; c of 1 or less is refused."""
+    b = tokens([LOG(10)], A, mu=-3.0)
+    assert bind("ppo", dual_clip=3.0)(b).S.item() == pytest.approx(S)
+    with pytest.raises(ValueError, match="dual_clip"):
+        bind("ppo", dual_clip=1.0)
+
+
+def test_c068_the_weight_of_a_policy_gradient_has_no_gradient():
+    """logp = logp_mu = -2, A = +1: dL/dlogp is -1; with a weight that is not detached it is +1. The loss is 2."""
+    out, grad = graded(bind("tis", form="pg"), tokens([0.0], 1.0, mu=-2.0))
+    assert (-out.S.item(), -grad.item()) == (2.0, -1.0)
+
+
+def test_d041_a_rejected_answer_loses_its_negative_tokens_or_all():
+    """d = -1, A = -0.5, 0.25, -0.25, delta 0.1: nothing is left by sequence, 0.25 e^-1 by token."""
+    b = replace(
+        tokens([-1.0] * 3, mu=-1.0),
+        advantage=torch.tensor([-0.5, 0.25, -0.25]).double(),
+        response=torch.zeros(3, dtype=torch.int64),
+    )
+    S = {x: bind("opsm", delta=0.1, level=x)(b).S.tolist() for x in ("token", "sequence")}
+    assert S["sequence"] == [0, 0, 0]
+    assert S["token"] == pytest.approx([0, 0.25 * math.exp(-1), 0])
+
+
+@pytest.mark.parametrize(("cut", "kept"), [("remove", [0, 1, 1, 1]), ("clip", [0, 0, 1, 1])])
+def test_d042_m2po_removes_down_to_a_moment_or_clips_at_it(cut, kept):
+    """A = +1, d = 0.9, 0.3, 0.1, 0.1, budget 0.04, no smallest radii: 1 of 4 is cut, or 2 of 4."""
+    b = tokens([0.9, 0.3, 0.1, 0.1], 1.0, mu=-2.0)
+    out = bind("m2po", cut=cut, low=0.0, high=0.0)(b)
+    assert out.active.tolist() == [bool(x) for x in kept]
+
+
+def test_d077_an_answer_without_a_verdict_is_left_out():
+    """8 answers, one verifier timed out (NaN): the mean is that of the other seven, and the answer teaches nothing."""
+    reward = torch.tensor([[1.0, 0, 0, 1, math.nan, 0, 1, 0]])
+    A = dr_grpo(reward, torch.full((1, 8), 5))
+    assert A[0, 4] == 0
+    assert A[0, 0].item() == pytest.approx(4 / 7)
+    assert A[0, 1].item() == pytest.approx(-3 / 7)
