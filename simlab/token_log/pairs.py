@@ -23,8 +23,9 @@ from simlab.token_log.files import members
 from simlab.token_log.join import joined as beside_each_other
 from simlab.token_log.names import Names, needed
 from simlab.token_log.readers import recognise, slime, without_log_probs
-from simlab.token_log.tables import Chosen, Window, refuse, table, windows
+from simlab.token_log.tables import Chosen, refuse, table
 from simlab.token_log.tokens import Tokens, joined
+from simlab.token_log.windows import Window, windows
 
 BINS = 20  # of log p
 

@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from simlab.token_log.entries import ids_column, unpacked
+from simlab.token_log.windows import WHOLE, Window
 
 KINDS = (".parquet", ".jsonl", ".ndjson", ".csv", ".json", ".arrow", ".feather", ".pt")
 PACKED = (".gz", ".zst")
@@ -41,39 +42,17 @@ class Table(NamedTuple):
     columns: list[str]
 
 
-class Window(NamedTuple):
-    """Rows of a file that are read at once."""
-
-    first: int = 0
-    rows: int | None = None  # to the end
-
-
-WHOLE = Window()
-LARGE = 1 << 26  # bytes of a Parquet file that is read in parts
-
-
-def windows(path: Path) -> list[Window]:
-    """A large Parquet file with one row a response in parts; any other file as a whole."""
-    size = path.stat().st_size if path.suffix == ".parquet" and path.is_file() else 0
-    if size <= LARGE:
-        return [Window()]
-    try:
-        schema = pl.read_parquet_schema(path)
-        rows = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
-    except (OSError, pl.exceptions.PolarsError):
-        return [Window()]  # reading it says why
-    if not any(isinstance(x, (pl.List, pl.Array)) for x in schema.values()):
-        return [Window()]
-    each = max(rows * LARGE // size, 1)
-    return [Window(first, each) for first in range(0, rows, each)]
-
-
 def table(path: Path, choose: Choose, window: Window = WHOLE) -> Table:
     """The columns that `choose` picks of the names in a file, in a window of its rows if it is a Parquet file.
 
     Raises ValueError in one sentence that names the file and, where it applies, line and column.
     """
     kind = kind_of(path)
+    if path.suffix in (".pkl", ".pickle"):
+        refuse(
+            path,
+            "is a pickle, which runs code when it is read, so it is never opened: save its columns (SkyRL: action_log_probs, rollout_logprobs, response_mask) as Parquet",
+        )
     if kind is None:
         refuse(path, f"a log must be a {', '.join(KINDS)} file, or {_packed()}")
     try:

@@ -11,7 +11,7 @@ from audit.cases import audited, rows_of
 import simlab.audit.blocks as in_blocks
 from simlab.audit.audit import audit_tokens
 from simlab.audit.blocks import active, blocks, per_response
-from simlab.token_log import tables
+from simlab.token_log import windows
 from simlab.token_log.names import ROLES
 from simlab.token_log.pairs import read_tokens
 
@@ -47,8 +47,8 @@ def test_blocks_change_nothing(tmp_path, monkeypatch):
     path = written(tmp_path / "log.parquet")
     whole = audited(path).result
     monkeypatch.setattr(in_blocks, "BLOCK", 100)
-    monkeypatch.setattr(tables, "LARGE", 5000)
-    assert len(tables.windows(path)) > 3
+    monkeypatch.setattr(windows, "LARGE", 5000)
+    assert len(windows.windows(path)) > 3
     again = audited(path).result
     for name in ("counts", "mismatch", "by", "worst_responses", "checked", "findings"):
         assert close(whole[name], again[name]), name

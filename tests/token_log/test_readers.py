@@ -136,3 +136,10 @@ def test_kinds_of_files(tmp_path):
         t, _ = read(tmp_path / name, "trainer=lt,rollout=lr")
         assert np.array_equal(t.trainer, trainer.ravel())
         assert len(t.row) == 8
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    """SkyRL's dump_data_batch is told what to write instead."""
+    (tmp_path / "global_step_1_training_input.pkl").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(ValueError, match=r"is a pickle, which runs code .*SkyRL: action_log_probs"):
+        read(tmp_path / "global_step_1_training_input.pkl")
