@@ -1,4 +1,7 @@
-"""Field cases that cross several methods at once (numbers: docs/cases.md; single ones: golden/)."""
+"""Field cases that cross several methods at once (single ones: golden/).
+
+C038, discounted returns that end at a tool's tokens, has no code here: no advantage looks along a response.
+"""
 
 import math
 from dataclasses import replace
