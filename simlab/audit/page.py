@@ -68,9 +68,8 @@ def _number(name: str, value: float) -> dict[str, str]:
     plain = {
         key: getattr(column, key).replace("\\|", "|") for key in ("unit", "meaning", "elsewhere")
     }
-    return {"name": name, "value": f"{value:.5g}"} | {
-        k: v.replace("`", "") for k, v in plain.items()
-    }
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
+    return {"name": name, "value": shown} | {k: v.replace("`", "") for k, v in plain.items()}
 
 
 def _method(row: dict) -> list[str]:
