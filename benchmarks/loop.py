@@ -14,10 +14,10 @@ import numpy as np
 
 from simlab.lag import Interval
 from simlab.simulator.config import Cell
-from simlab.simulator.draws import NOISE, SAMPLE
 from simlab.simulator.env import TokenMDPEnv
 from simlab.simulator.policies.moe import EXPERTS, UNITS
 from simlab.simulator.pretrain import pretrain
+from simlab.simulator.rng import NOISE, SAMPLE
 
 LAG, SCALE, EPS = 8, 0.05, 0.2
 

@@ -20,10 +20,10 @@ from loop import LAG, SCALE, Lane
 
 from simlab.core.advantages import group_advantage
 from simlab.simulator.config import Cell, Config, WorldSpec
-from simlab.simulator.draws import NOISE, SAMPLE, Draws
 from simlab.simulator.noise import behaviour
 from simlab.simulator.policies import POLICIES, log_normalise
 from simlab.simulator.pretrain import pretrain
+from simlab.simulator.rng import NOISE, SAMPLE, Generators
 from simlab.simulator.sample import cumulative, sample, token_batch
 from simlab.simulator.train import train
 from simlab.study.settings import Training
@@ -50,7 +50,7 @@ def first_tables(c: Cell):
     w = {name: x.clone().requires_grad_() for name, x in w.items()}
     policy, shape = POLICIES[c.world.policy], world.sizes
     with torch.no_grad():
-        log_mu = behaviour(policy, w, X, shape, c.noise, Draws(c.seeds, NOISE, 0, 0))
+        log_mu = behaviour(policy, w, X, shape, c.noise, Generators(c.seeds, NOISE, 0, 0))
     return world, w, log_normalise(policy.logits(w, X)).unflatten(1, shape[:-1]), log_mu
 
 
@@ -59,7 +59,7 @@ def check(c: Cell) -> str:
     world, w, logp, log_mu = first_tables(c)
     P, T, _, V = world.sizes
     answers = sample(
-        world, cumulative(log_mu), Draws(c.seeds, SAMPLE, 0).uniform(P, c.world.answers, T)
+        world, cumulative(log_mu), Generators(c.seeds, SAMPLE, 0).uniform(P, c.world.answers, T)
     )
     tables = {"logp": logp, "logp_mu": log_mu, "logp_prox": log_mu}
     b = token_batch(answers, tables, group_advantage(answers.reward), 0)
@@ -108,7 +108,7 @@ def compare(report: Report, policy: str, steps: int, rounds: int, sampled: int) 
 
     world, _, _, log_mu = first_tables(c)
     shape = (c.world.prompts, c.world.answers, c.world.horizon)
-    lane, uniforms = Lane(c, 0), Draws(c.seeds, SAMPLE, 0)
+    lane, uniforms = Lane(c, 0), Generators(c.seeds, SAMPLE, 0)
     mine, cdf = log_mu[0].numpy().reshape(-1, c.world.vocab), cumulative(log_mu)
 
     def batched():

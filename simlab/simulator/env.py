@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from simlab.simulator.config import WorldSpec
-from simlab.simulator.draws import WORLD, Draws
+from simlab.simulator.rng import WORLD, Generators
 from simlab.simulator.tasks import TASKS
 
 
@@ -37,7 +37,7 @@ class TokenMDPEnv(gymnasium.Env):
         render_mode: None = None,
     ):
         WorldSpec(task=task, prompts=prompts, horizon=horizon, vocab=vocab)
-        rng = Draws([world_seed], WORLD).generators[0]
+        rng = Generators([world_seed], WORLD).generators[0]
         self.world = TASKS[task].build(rng, P=prompts, T=horizon, V=vocab)
         P, T, M, V = self.world.sizes
         self.observation_space = gymnasium.spaces.MultiDiscrete([P, T + 1, M])

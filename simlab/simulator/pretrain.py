@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from simlab.simulator.config import WorldSpec
-from simlab.simulator.draws import INIT, WORLD, Draws
 from simlab.simulator.exact import visitation
 from simlab.simulator.policies import POLICIES, log_normalise
+from simlab.simulator.rng import INIT, WORLD, Generators
 from simlab.simulator.tasks import TASKS
 from simlab.simulator.tasks.world import World
 
@@ -25,18 +25,21 @@ def pretrain(spec: WorldSpec, seeds: tuple[int, ...]) -> tuple[World, Tensor, di
     The fit minimises KL(base || pi), half by visits under the base policy, half evenly over states.
     """
     build = TASKS[spec.task].build
-    draws = Draws(seeds, WORLD)
+    rng = Generators(seeds, WORLD)
     world = World.stack(
-        [build(rng, P=spec.prompts, T=spec.horizon, V=spec.vocab) for rng in draws.generators]
+        [
+            build(generator, P=spec.prompts, T=spec.horizon, V=spec.vocab)
+            for generator in rng.generators
+        ]
     )
     P, T, M, V = world.sizes
     policy, size = (
         POLICIES[spec.policy],
         {"states": P * T * M, "features": spec.features, "vocab": V},
     )
-    draws = Draws(seeds, INIT)
-    X = spec.feature_scale * draws.normal(size["states"], spec.features)
-    starts = [policy.init(rng, **size) for rng in draws.generators]
+    rng = Generators(seeds, INIT)
+    X = spec.feature_scale * rng.normal(size["states"], spec.features)
+    starts = [policy.init(generator, **size) for generator in rng.generators]
     w = {name: torch.from_numpy(np.stack([s[name] for s in starts])).float() for name in starts[0]}
     if "z" in w:
         return world, X, {"z": world.base.flatten(1, 3).float()}

@@ -26,12 +26,12 @@ from simlab.core.state import (
     scale_update,
 )
 from simlab.simulator.config import Cell
-from simlab.simulator.draws import GATE, NOISE, SAMPLE, Draws
 from simlab.simulator.noise import behaviour
 from simlab.simulator.optimizer import LayerClip, clip_gradients, make_optimizer
 from simlab.simulator.policies import POLICIES, log_normalise
 from simlab.simulator.pretrain import pretrain
 from simlab.simulator.record import record
+from simlab.simulator.rng import GATE, NOISE, SAMPLE, Generators
 from simlab.simulator.sample import (
     compose,
     cumulative,
@@ -63,7 +63,7 @@ def train(cell: Cell, log: Callable | None = None) -> list[dict]:
     if training.aggregation == "seq_mean_token_sum_norm":
         aggregate = partial(aggregate, horizon=spec.horizon)
     optimizer, to_advantages = make_optimizer(training, w), training.to_advantages
-    uniforms, gates = (Draws(seeds, purpose, arm.stream) for purpose in (SAMPLE, GATE))
+    uniforms, gates = (Generators(seeds, purpose, arm.stream) for purpose in (SAMPLE, GATE))
     clip_layers = LayerClip(training.layer_clip)
     length = torch.full((L, spec.prompts, spec.answers), spec.horizon)
     average, beta = ewma_start(w), beta_for(lag.largest_age)
@@ -79,8 +79,8 @@ def train(cell: Cell, log: Callable | None = None) -> list[dict]:
         reference = now if reference is None else reference
         if lag.broadcast_now(step):
             with torch.no_grad():
-                draws = Draws(seeds, NOISE, arm.stream, step)
-                mu = behaviour(policy, w, X, shape, cell.noise, draws)
+                rng = Generators(seeds, NOISE, arm.stream, step)
+                mu = behaviour(policy, w, X, shape, cell.noise, rng)
             if mu.isnan().any() and all(x.isfinite().all() for x in w.values()):
                 names = ", ".join(noise.name for noise in cell.noise)
                 raise RunError(f"noise {names}: the engine's log-probs are not numbers")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from simlab.simulator.draws import Draws
 from simlab.simulator.exact import XI, evaluate, total_variation, values, visitation
+from simlab.simulator.rng import Generators
 from simlab.simulator.tasks import TASKS
 from simlab.simulator.tasks.world import World
 
@@ -22,7 +22,7 @@ SHAPES = [
 
 def instance(task, P, T, V, seed=0, support=False):
     """A world and two random policies; with `support`, mu misses some tokens that pi has."""
-    rng = Draws([seed], 9).generators[0]
+    rng = Generators([seed], 9).generators[0]
     world = TASKS[task].build(rng, P=P, T=T, V=V)
     z = torch.from_numpy(rng.normal(size=(1, P, T, world.sizes[2], V)))
     logp = torch.log_softmax(z, -1)

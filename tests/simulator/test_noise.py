@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from simlab.simulator.config import Config
-from simlab.simulator.draws import NOISE, Draws
 from simlab.simulator.noise import NOISES, Noise, behaviour, grid, router
 from simlab.simulator.noise.replay import gaps, logit, notes
 from simlab.simulator.policies import moe, tabular
+from simlab.simulator.rng import NOISE, Generators
 from simlab.token_log.names import Names
 from simlab.token_log.pairs import read_pairs
 
@@ -23,9 +23,9 @@ SHAPE = (10, 20, 5, 8)  # 1,000 states
 
 def tables(noise: Noise, seed=0, peak=1.5):
     """log pi and log mu `[1, P, T, M, V]` in float64 of a random tabular policy."""
-    draws = Draws([seed], 1)
-    z = peak * draws.normal(1000, 8)
-    mu = behaviour(tabular, {"z": z}, None, SHAPE, (noise,), Draws([seed], 2))
+    rng = Generators([seed], 1)
+    z = peak * rng.normal(1000, 8)
+    mu = behaviour(tabular, {"z": z}, None, SHAPE, (noise,), Generators([seed], 2))
     return torch.log_softmax(z.double(), -1).view(1, *SHAPE), mu.double()
 
 
@@ -59,14 +59,14 @@ def test_tails_are_ordered():
     gaussian, t = (
         kurtosis((lambda p, m: p - m)(*tables(Noise(n)))) for n in ("gaussian", "student_t")
     )
-    draws = Draws([0], 1)
+    rng = Generators([0], 1)
     w = {
         k: torch.from_numpy(v).float().unsqueeze(0)
-        for k, v in moe.init(draws.generators[0], states=1000, features=24, vocab=8).items()
+        for k, v in moe.init(rng.generators[0], states=1000, features=24, vocab=8).items()
     }
-    X = draws.normal(1000, 24)
+    X = rng.normal(1000, 24)
     logp = torch.log_softmax(moe.logits(w, X), -1).view(1, *SHAPE)
-    flipped = kurtosis(logp - behaviour(moe, w, X, SHAPE, (Noise("router"),), Draws([0], 2)))
+    flipped = kurtosis(logp - behaviour(moe, w, X, SHAPE, (Noise("router"),), Generators([0], 2)))
     assert gaussian < 6 < t
     assert flipped > 30
 
@@ -74,7 +74,7 @@ def test_tails_are_ordered():
 @pytest.mark.parametrize(("dtype", "step"), [("bf16", 2**-8), ("fp8", 2**-4)])
 def test_grid_moves_a_number_by_its_declared_step(dtype, step):
     """Relative rounding error: never above the declared step, and it comes close."""
-    x = Draws([0], 3).normal(100_000)
+    x = Generators([0], 3).normal(100_000)
     x = torch.where(x.abs() < 0.1, 1.0, x)  # stay above the subnormals of e4m3
     error = ((grid.cast(x, dtype) - x) / x).abs().max().item()
     assert 0.8 * step < error <= step * (1 + 1e-6)
@@ -104,7 +104,9 @@ def test_c093_routers_that_disagree_and_tokens_that_do(q, layers, tokens):
         q
     )  # of the chosen expert's logit over the other's
     g = torch.tensor([margin, 0.0]).expand(1, n * layers, 2)
-    flipped = (router.router(g, Draws([0], NOISE), scale=scale).argmax(-1) == 1).view(n, layers)
+    flipped = (router.router(g, Generators([0], NOISE), scale=scale).argmax(-1) == 1).view(
+        n, layers
+    )
     assert flipped.double().mean().item() == pytest.approx(q, abs=0.005)
     assert flipped.any(1).double().mean().item() == pytest.approx(tokens, abs=0.015)
 
@@ -154,7 +156,7 @@ def test_replay_keeps_spread_and_tail_of_the_log():
     spread = np.sqrt((weight.numpy() * found**2).sum() / weight.sum().item())
     assert spread == pytest.approx(e.std(), rel=0.15)
     pick = (
-        Draws([0], 4)
+        Generators([0], 4)
         .generators[0]
         .choice(len(found), 20_000, p=weight.numpy() / weight.sum().item())
     )
@@ -333,9 +335,9 @@ def test_same_seed_same_field_and_lanes_do_not_depend_on_each_other():
     """A field is a function of seed and moment; another lane in the program changes nothing."""
     for name in NOISES:
         noise = Noise(name, {"path": str(LOG)} if name == "replay" else {})
-        z = Draws([5], 1).normal(*SHAPE)
-        alone = noise.at("logits", z, Draws([5], 2))
-        pair = noise.at("logits", z.expand(2, *SHAPE), Draws([5, 6], 2))
+        z = Generators([5], 1).normal(*SHAPE)
+        alone = noise.at("logits", z, Generators([5], 2))
+        pair = noise.at("logits", z.expand(2, *SHAPE), Generators([5, 6], 2))
         assert torch.equal(alone[0], pair[0]), name
 
 

@@ -11,9 +11,9 @@ from simlab.core.advantages import ADVANTAGES
 from simlab.core.tokens import Diagnostic, Surrogate
 from simlab.simulator import train as loop
 from simlab.simulator.config import Config, WorldSpec
-from simlab.simulator.draws import SAMPLE, Draws
 from simlab.simulator.experiments import EXPERIMENTS
 from simlab.simulator.noise import Noise
+from simlab.simulator.rng import SAMPLE, Generators
 from simlab.simulator.train import train
 from simlab.stabilizers import STABILIZERS, ppo
 from simlab.study.settings import RunError, Training
@@ -117,7 +117,7 @@ def test_every_position_is_of_its_version(monkeypatch, lag):
 
     monkeypatch.setattr(loop, "behaviour", behaviour)
     train(cell, lambda *given: seen.append(given))
-    uniforms, (P, G, T, V) = Draws(cell.seeds, SAMPLE, 0), (3, 4, 5, 4)
+    uniforms, (P, G, T, V) = Generators(cell.seeds, SAMPLE, 0), (3, 4, 5, 4)
     pis = [logp for _, _, _, logp, _ in seen]
     mixed = 0
     for step, b, answers, _, logp_rollout in seen:

@@ -10,10 +10,10 @@ from scipy import stats
 import simlab.simulator.env  # registers the id
 from simlab.core.advantages import group_advantage
 from simlab.simulator.config import WorldSpec
-from simlab.simulator.draws import SAMPLE, Draws
 from simlab.simulator.exact import evaluate, values, visitation
 from simlab.simulator.policies import POLICIES
 from simlab.simulator.pretrain import pretrain
+from simlab.simulator.rng import SAMPLE, Generators
 from simlab.simulator.sample import cumulative, full_distribution, sample, token_batch
 from simlab.simulator.tasks import TASKS
 from simlab.study.strict import ConfigError
@@ -23,7 +23,7 @@ SIZES = {name: (4, 3, 3) if name == "tree" else (4, 6, 5) for name in TASKS}
 
 def make(task, seed=0):
     P, T, V = SIZES[task]
-    return TASKS[task].build(Draws([seed], 0).generators[0], P=P, T=T, V=V)
+    return TASKS[task].build(Generators([seed], 0).generators[0], P=P, T=T, V=V)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -80,7 +80,7 @@ def test_default_world_has_room_both_ways():
 
 def batched(world, logp, G, seed=0):
     P, T = world.sizes[:2]
-    return sample(world, cumulative(logp), Draws([seed], SAMPLE).uniform(P, G, T))
+    return sample(world, cumulative(logp), Generators([seed], SAMPLE).uniform(P, G, T))
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -1,9 +1,9 @@
 """How the engine's distribution differs from the trainer's AT EQUAL WEIGHTS.
 
 A noise module has one or more of
-    weights(w, draws, *, ...)   on the weights that the engine holds
-    router(g, draws, *, ...)    on router logits [L, S, experts]
-    logits(z, draws, *, ...)    on logits [L, P, T, M, V]
+    weights(w, rng, *, ...)   on the weights that the engine holds
+    router(g, rng, *, ...)    on router logits [L, S, experts]
+    logits(z, rng, *, ...)    on logits [L, P, T, M, V]
 One field is drawn per broadcast: mu is then a definite policy and every theorem stays exact.
 """
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from simlab.core.arguments import check_arguments, check_name, settable
-from simlab.simulator.draws import Draws
 from simlab.simulator.noise import (
     gaussian,
     grid,
@@ -28,6 +27,7 @@ from simlab.simulator.noise import (
     truncate,
 )
 from simlab.simulator.policies import log_normalise
+from simlab.simulator.rng import Generators
 
 NOISES: dict[str, ModuleType] = {
     "gaussian": gaussian,
@@ -60,20 +60,22 @@ class Noise:
         tiny = {"weights": {"w": torch.zeros(1, 2, 2)}, "router": torch.zeros(1, 1, 2)}
         tiny["logits"] = torch.zeros(1, 1, 1, 1, 2)
         for stage, x in tiny.items():
-            self.at(stage, x, Draws([0]))  # the modules check their own values
+            self.at(stage, x, Generators([0]))  # the modules check their own values
 
-    def at(self, stage: str, x, draws: Draws):
+    def at(self, stage: str, x, rng: Generators):
         """x after this noise's part in a stage, x itself if it has none."""
         function = getattr(NOISES[self.name], stage, None)
-        return function(x, draws, **self.arguments) if function else x
+        return function(x, rng, **self.arguments) if function else x
 
 
-def behaviour(policy: ModuleType, w: dict, X: Tensor, shape: tuple, noises, draws: Draws) -> Tensor:
+def behaviour(
+    policy: ModuleType, w: dict, X: Tensor, shape: tuple, noises, rng: Generators
+) -> Tensor:
     """log mu `[L, P, T, M, V]` of an engine that holds weights w; `shape` is (P, T, M, V)."""
 
     def chain(stage, x):
         for noise in noises:
-            x = noise.at(stage, x, draws)
+            x = noise.at(stage, x, rng)
         return x
 
     z = policy.logits(chain("weights", w), X, router=lambda g: chain("router", g))

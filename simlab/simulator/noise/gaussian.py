@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from simlab.simulator.draws import Draws
+from simlab.simulator.rng import Generators
 
 
-def logits(z: Tensor, draws: Draws, *, scale: float = 0.05) -> Tensor:
+def logits(z: Tensor, rng: Generators, *, scale: float = 0.05) -> Tensor:
     """z `[L, P, T, M, V]` + scale * normal. Raises ValueError unless scale >= 0."""
     if not 0 <= scale < float("inf"):
         raise ValueError(f"gaussian: scale must be at least 0 and finite, got {scale}")
-    return z + scale * draws.normal(*z.shape[1:])
+    return z + scale * rng.normal(*z.shape[1:])

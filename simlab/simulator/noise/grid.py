@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from simlab.simulator.draws import Draws
+from simlab.simulator.rng import Generators
 
 LARGEST_E4M3 = 448.0
 
@@ -25,13 +25,13 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     raise ValueError(f"grid: dtype must be bf16 or fp8, got {dtype!r}")
 
 
-def weights(w: dict, draws: Draws, *, dtype: str = "bf16", on: str = "weights") -> dict:
+def weights(w: dict, rng: Generators, *, dtype: str = "bf16", on: str = "weights") -> dict:
     """Every weight on the grid, when `on` is weights."""
     if on not in ("weights", "logits"):
         raise ValueError(f"grid: on must be weights or logits, got {on!r}")
     return {name: cast(x, dtype) for name, x in w.items()} if on == "weights" else w
 
 
-def logits(z: Tensor, draws: Draws, *, dtype: str = "bf16", on: str = "weights") -> Tensor:
+def logits(z: Tensor, rng: Generators, *, dtype: str = "bf16", on: str = "weights") -> Tensor:
     """Every logit on the grid, when `on` is logits."""
     return cast(z, dtype) if on == "logits" else z

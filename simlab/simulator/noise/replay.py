@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simlab.simulator.draws import Draws
+from simlab.simulator.rng import Generators
 from simlab.token_log.names import Names
 from simlab.token_log.pairs import BINS, noise_pairs
 
@@ -83,7 +83,7 @@ def notes(path: str, **names: str) -> list[str]:
 
 def logits(
     z: Tensor,
-    draws: Draws,
+    rng: Generators,
     *,
     path: str = "",
     trainer: str = "",
@@ -97,7 +97,7 @@ def logits(
     edges, rows, _ = gaps(path, Names(trainer, rollout, mask, version))
     p = torch.softmax(z.double(), -1)
     bins = torch.searchsorted(torch.from_numpy(edges), p.log(), right=True)
-    pick = draws.each(lambda rng: rng.integers(rows.shape[1], size=z.shape[1:]))
+    pick = rng.each(lambda generator: generator.integers(rows.shape[1], size=z.shape[1:]))
     e = torch.from_numpy(rows)[bins, pick]
     others = (p.pow(2).sum(-1, keepdim=True) - p.pow(2)) / (1 - p).clamp(min=1e-9).pow(2)
     return z - (e / (1 + others).sqrt()).to(z.dtype)

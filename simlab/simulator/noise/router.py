@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from simlab.simulator.draws import Draws
+from simlab.simulator.rng import Generators
 
 
-def router(g: Tensor, draws: Draws, *, scale: float = 0.05) -> Tensor:
+def router(g: Tensor, rng: Generators, *, scale: float = 0.05) -> Tensor:
     """g `[L, S, experts]` + scale * normal. Raises ValueError unless scale >= 0."""
     if not 0 <= scale < float("inf"):
         raise ValueError(f"router: scale must be at least 0 and finite, got {scale}")
-    return g + scale * draws.normal(*g.shape[1:])
+    return g + scale * rng.normal(*g.shape[1:])

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from simlab.simulator.draws import Draws
+from simlab.simulator.rng import Generators
 
 
-def logits(z: Tensor, draws: Draws, *, by: int = 1) -> Tensor:
+def logits(z: Tensor, rng: Generators, *, by: int = 1) -> Tensor:
     """z `[L, P, T, M, V]` with position t answered by max(t - by, 0). Raises ValueError for by < 0."""
     if by < 0:
         raise ValueError(f"shift: by must be at least 0, got {by}")

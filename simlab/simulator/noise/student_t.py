@@ -8,11 +8,13 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from simlab.simulator.draws import Draws
+from simlab.simulator.rng import Generators
 
 
-def logits(z: Tensor, draws: Draws, *, scale: float = 0.05, df: float = 3.0) -> Tensor:
+def logits(z: Tensor, rng: Generators, *, scale: float = 0.05, df: float = 3.0) -> Tensor:
     """z `[L, P, T, M, V]` + scale * t(df). Raises ValueError unless scale >= 0 and df > 0."""
     if not (0 <= scale < float("inf") and df > 0):
         raise ValueError(f"student_t: needs scale >= 0, finite, and df > 0, got {scale}, {df}")
-    return z + scale * draws.each(lambda rng: rng.standard_t(df, z.shape[1:]).astype(np.float32))
+    return z + scale * rng.each(
+        lambda generator: generator.standard_t(df, z.shape[1:]).astype(np.float32)
+    )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from simlab.simulator.draws import Draws
+from simlab.simulator.rng import Generators
 
 
-def logits(z: Tensor, draws: Draws, *, tau: float = 1.05) -> Tensor:
+def logits(z: Tensor, rng: Generators, *, tau: float = 1.05) -> Tensor:
     """z / tau. Raises ValueError unless tau > 0."""
     if not 0 < tau < float("inf"):
         raise ValueError(f"temperature: tau must be above 0 and finite, got {tau}")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from simlab.simulator.draws import Draws
+from simlab.simulator.rng import Generators
 
 
-def logits(z: Tensor, draws: Draws, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def logits(z: Tensor, rng: Generators, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """-inf outside the nucleus; 0 and 1 keep everything. Raises ValueError for other ranges."""
     if top_k < 0 or not 0 < top_p <= 1:
         raise ValueError(f"truncate: needs top_k >= 0 and 0 < top_p <= 1, got {top_k}, {top_p}")

@@ -15,7 +15,7 @@ from torch import Tensor
 WORLD, INIT, SAMPLE, NOISE, GATE = range(5)
 
 
-class Draws:
+class Generators:
     """Random tensors [L, ...], lane i from `default_rng([seeds[i], *key])`."""
 
     def __init__(self, seeds: Sequence[int], *key: int):
