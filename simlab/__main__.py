@@ -16,6 +16,7 @@ COMMANDS = {  # what `simlab --help` says of each
     "show": "the table of a run folder on the terminal, or as JSON",
     "figure": "one figure of a run folder, in the size and format of your paper",
     "diff": "which settings, arms and numbers differ between two run folders",
+    "promote": "may a method go from the simulator to real engines: criteria with numbers, and its next recipe",
     "verify": "check the claims of theory/ exactly and attack them (a minute)",
     "audit": "what is wrong with a rollout log, and what each method would do to its tokens; or of two logs",
     "lookup": "which corrections the studies nearest to a mean |d| and a lag separated from PPO",
@@ -27,6 +28,7 @@ PLACES = {
     "show": "simlab.tools.folders",
     "figure": "simlab.tools.figure",
     "diff": "simlab.tools.folders",
+    "promote": "simlab.tools.promote",
     "audit": "simlab.audit.options",
     "lookup": "simlab.audit.options",
 }
