@@ -97,12 +97,13 @@ def run_run(words: list[str]) -> None:
 
     fits(recipe)
     with claimed(out, FILES):
-        _run(spec, out)
-    print(f"\nrun folder: {out}")
+        _run(spec, out, options.recipe)
+    print(f"run folder: {out}")
 
 
-def _run(spec: RunSpec, out: Path) -> None:
+def _run(spec: RunSpec, out: Path, recipe: str) -> None:
     """Train what is missing, a line a step, and what is to be said of the whole."""
+    from scaleup.run.closing import closing
     from scaleup.run.cluster import cluster
     from scaleup.run.metrics import finished
     from scaleup.run.metrics import read as rows_of
@@ -111,11 +112,14 @@ def _run(spec: RunSpec, out: Path) -> None:
     if finished(out, spec):
         print("all steps were done before")
     else:
+        print("starting Ray, engines and trainer: a minute or two until the first step", flush=True)
         with cluster(spec.world) as run:
             print(
                 f"{'step':>5} {'reward':>7} {'d_bar':>8} {'age':>4} {'active':>7} {'queue':>6} {'s':>7}"
             )
-            for row in run(spec, out):
+            for i, row in enumerate(run(spec, out)):
+                if i == 0 and row["step"]:
+                    print(f"resumed at step {row['step']}")
                 print(
                     f"{row['step']:>5} {row['reward']:>7.3f} {row['d_bar']:>8.5f} {row['age_max']:>4} "
                     f"{row['active']:>7.3f} {row['queue']:>6.2f} {row['seconds']:>7.1f}",
@@ -124,6 +128,7 @@ def _run(spec: RunSpec, out: Path) -> None:
     rows = pl.DataFrame(rows_of(out / "metrics.jsonl"), infer_schema_length=None)
     if said := of_run(rows, spec.training.lr):
         print(f"\n{said}")
+    print(f"\n{closing(rows, recipe)}")
 
 
 def run_compare(words: list[str]) -> None:

@@ -6,11 +6,13 @@ import json
 import sys
 from types import SimpleNamespace
 
+import polars as pl
 import pytest
 
 from scaleup.__main__ import main
 from scaleup.recipe import load
 from scaleup.run import metrics
+from scaleup.run.closing import closing, curve
 from scaleup.run.metrics import Metrics, read
 from simlab.study.settings import RunError
 
@@ -50,8 +52,24 @@ def test_a_finished_run_is_left_alone(tmp_path, capsys):
     held.close()
     before = (tmp_path / "metrics.jsonl").read_text()
     main(["run", "tiny_cpu", "--out", str(tmp_path), "--set", "training.steps=2"])
-    assert capsys.readouterr().out.startswith("all steps were done before")
+    said = capsys.readouterr().out
+    assert said.startswith("all steps were done before")
+    assert "reward 0.500 ▁▁ 0.500 in 2 logged steps" in said
+    assert "next: scaleup compare tiny_cpu" in said
     assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_the_closing_words(tmp_path):
+    """A curve of at most 40 bars from the least to the largest reward, and the restarts of engines."""
+    assert curve([0.0, 0.5, 1.0]) == "▁▅█"
+    assert curve([]) == ""
+    long = curve([i / 999 for i in range(1000)])
+    assert (len(long), long[0], long[-1]) == (40, "▁", "█")
+    rows = pl.DataFrame({"reward": [0.1, 0.9], "seconds": [2.0, 3.0], "engine_restarts": [0, 2]})
+    said = closing(rows, "tiny_cpu")
+    assert said.startswith(
+        "reward 0.100 ▁█ 0.900 in 2 logged steps, 3 s\nengines were restarted 2 times"
+    )
 
 
 @pytest.mark.parametrize(
