@@ -1,5 +1,6 @@
 """Every example runs, and README shows what runs."""
 
+import importlib.util
 import math
 import os
 import re
@@ -112,3 +113,19 @@ def test_gate_shares_of_ten_tokens(monkeypatch):
     assert mean["share_all_sampled_tv"] == pytest.approx(sum(off) / 20)
     assert mean["share_tail_outward_gain"] == pytest.approx(off[1] / 10)
     assert mean["share_random_exact_tv"] == pytest.approx(0.02)
+
+
+def test_pairs_of_a_committed_run():
+    """Failures are counted from the runs, verdicts are those of the page's rules, a pair that is not there is said."""
+    spec = importlib.util.spec_from_file_location("pairs", ROOT / "examples/pairs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows = module.pairs(ROOT / "reports/compare/e1", ["ppo-dual:ppo", "ppo:ppo-dual"])
+    said = {(r["arm"], r["lag"]): r for r in rows.iter_rows(named=True)}
+    assert len(rows) == 8
+    assert (said["ppo-dual", "24"]["failed"], said["ppo-dual", "24"]["failed_other"]) == (0, 23)
+    assert said["ppo-dual", "24"]["risk"] == "fails less"
+    assert said["ppo", "24"]["risk"] == "fails more"
+    assert said["ppo-dual", "1"]["risk"] == "not separated"
+    with pytest.raises(ValueError, match="has none of satt:ppo"):
+        module.pairs(ROOT / "reports/compare/e1", ["satt:ppo"])
