@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -42,6 +43,14 @@ NOISES: dict[str, ModuleType] = {
 STAGES = ("weights", "router", "logits")
 
 
+class Stage(Protocol):
+    """What a noise module defines under the name of a stage: the weights, the router logits or the logits, changed."""
+
+    def __call__(self, x: Any, rng: Generators, /, **arguments: Any) -> Any:
+        """`x` with this noise, drawn from `rng`; `x` itself stays as it is."""
+        ...
+
+
 @dataclass(frozen=True)
 class Noise:
     """A registry module with its arguments.
@@ -64,7 +73,7 @@ class Noise:
 
     def at(self, stage: str, x, rng: Generators):
         """x after this noise's part in a stage, x itself if it has none."""
-        function = getattr(NOISES[self.name], stage, None)
+        function: Stage | None = getattr(NOISES[self.name], stage, None)
         return function(x, rng, **self.arguments) if function else x
 
 
