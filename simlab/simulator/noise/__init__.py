@@ -47,7 +47,7 @@ class Stage(Protocol):
     """What a noise module defines under the name of a stage: the weights, the router logits or the logits, changed."""
 
     def __call__(self, x: Any, rng: Generators, /, **arguments: Any) -> Any:
-        """`x` with this noise, drawn from `rng`; `x` itself stays as it is."""
+        """`x` with this noise, drawn from `rng`."""
         ...
 
 
