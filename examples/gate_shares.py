@@ -22,7 +22,7 @@ from torch import Tensor
 
 from simlab.core.quantile import Reduce, abs_quantile
 from simlab.core.tokens import Diagnostic, Surrogate, TokenBatch, log_ratio, on_mask
-from simlab.stabilizers import ppo
+from simlab.stabilizers import ppo, sat_open
 
 ALPHA = 0.9
 GATES = ("tail", "mass", "tv", "age", "random", "inverted")
@@ -31,11 +31,11 @@ CARRIED = ("sampled_tv", "exact_tv", "gain")
 
 def scores(b: TokenBatch) -> dict[str, Tensor]:
     """By gate, `[..., N]`, at least 0; what stands off the mask is not read."""
-    d, lot = log_ratio(b).detach(), on_mask(b, b.need("uniform", "gate_shares"))
-    mass = (on_mask(b, b.logp.detach()).exp() - on_mask(b, b.logp_mu).exp()).abs()
+    tail, mass = (sat_open.score(b, gate) for gate in GATES[:2])
     tv = on_mask(b, b.need("tv", "gate_shares"))
+    lot = on_mask(b, b.need("uniform", "gate_shares"))
     age = on_mask(b, b.need("age", "gate_shares"))
-    return dict(zip(GATES, (d.abs(), mass, tv, age + lot, lot, (-d.abs()).exp()), strict=True))
+    return dict(zip(GATES, (tail, mass, tv, age + lot, lot, (-tail).exp()), strict=True))
 
 
 def whole_batch(

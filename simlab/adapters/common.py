@@ -13,13 +13,21 @@ from simlab.study.specs import parse
 def method(
     spec: str, trainer: str, given: tuple[str, ...], whole_batch: bool = False
 ) -> Stabilizer:
-    """The method of `[label=]name[:argument=value,...][+term...]`.
+    """The method of `[label=]name[:argument=value,...][+term...]`, once it is `served`."""
+    _, name, _, arguments = parse(spec)
+    bound = bind(name, **arguments)
+    served(bound, spec, trainer, given, whole_batch)
+    return bound
+
+
+def served(
+    bound: Stabilizer, spec: str, trainer: str, given: tuple[str, ...], whole_batch: bool
+) -> None:
+    """Refuse what the plug point of a trainer cannot serve.
 
     `given` are the optional fields that the trainer hands over, `whole_batch` whether numbers of the whole
     batch can be had. Raises ValueError for a method that needs more, or drops tokens from the denominator.
     """
-    _, name, _, arguments = parse(spec)
-    bound = bind(name, **arguments)
     if lacking := [x for x in needs(bound) if x not in given]:
         raise ValueError(f"{spec}: {trainer} hands a loss no {', '.join(lacking)}")
     if bound.whole_batch and not whole_batch:
@@ -31,7 +39,6 @@ def method(
         raise ValueError(
             f"{spec}: {trainer} counts tokens before the loss; rejected tokens cannot leave its denominator"
         )
-    return bound
 
 
 def label(spec: str) -> str:

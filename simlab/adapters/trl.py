@@ -21,11 +21,9 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from simlab.core.aggregate import reduce_diagnostics
+from simlab.adapters.common import method, numbers
 from simlab.core.kl import KL
 from simlab.core.tokens import TokenBatch, ratio
-from simlab.stabilizers import bind, needs
-from simlab.study.specs import parse
 
 GIVEN = ("position", "logp_prox")
 AVERAGES = ("grpo", "bnpo", "dr_grpo", "dapo")
@@ -41,19 +39,7 @@ class StabilizedGRPOTrainer(GRPOTrainer):
         whole_batch: Literal["refuse", "micro"] = "refuse",
         **kwargs: Any,
     ):
-        _, name, _, arguments = parse(stabilizer)
-        self.stabilizer = bind(name, **arguments)
-        if lacking := [x for x in needs(self.stabilizer) if x not in GIVEN]:
-            raise ValueError(f"{stabilizer}: TRL hands a loss no {', '.join(lacking)}")
-        if self.stabilizer.whole_batch and whole_batch == "refuse":
-            raise ValueError(
-                f"{stabilizer} reads a number of the whole batch, and TRL hands a loss one micro-batch of one rank; "
-                'whole_batch="micro" takes the number of that'
-            )
-        if self.stabilizer.leave is not None:
-            raise ValueError(
-                f"{stabilizer}: TRL counts tokens before the loss; rejected tokens cannot leave its denominator"
-            )
+        self.stabilizer = method(stabilizer, "TRL", GIVEN, whole_batch == "micro")
         super().__init__(*args, **kwargs)
         options = {
             "loss_type": self.loss_type not in AVERAGES,
@@ -104,7 +90,7 @@ class StabilizedGRPOTrainer(GRPOTrainer):
             S = S - self.beta * kl
             log["kl"].append(kl.sum().item() / max(int(kept.sum()), 1))
         log["entropy"].append(entropies[kept].mean().item())
-        for name, x in reduce_diagnostics(b, out.diagnostics).items():
+        for name, x in numbers(b, out).items():
             log[name].append(x.item())
         return -self._averaged(S, kept, inputs, mode)
 

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 
-from simlab.core.aggregate import reduce_diagnostics
+from simlab.adapters.common import numbers, served
 from simlab.core.tokens import TokenBatch
 from simlab.stabilizers import Stabilizer, bind, needs
 from simlab.study.specs import parse
@@ -62,18 +62,11 @@ def policy_loss(
 ) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
     """The method in the signature of verl's policy losses. Raises ValueError as `register` does."""
     given = (*GIVEN, "logp_prox") if mu == "weights" else GIVEN
-    if lacking := [x for x in needs(method) if x not in given]:
-        cure = '; mu="weights" has the proximal log-probs' if lacking == ["logp_prox"] else ""
-        raise ValueError(f"{method.name}: verl hands a loss no {', '.join(lacking)}{cure}")
-    if method.whole_batch and whole_batch == "refuse":
+    if [x for x in needs(method) if x not in given] == ["logp_prox"]:
         raise ValueError(
-            f"{method.name} reads a number of the whole batch, and verl hands a loss one micro-batch of one rank; "
-            'whole_batch="micro" takes the number of that'
+            f'{method.name}: verl hands a loss no logp_prox; mu="weights" has the proximal log-probs'
         )
-    if method.leave is not None:
-        raise ValueError(
-            f"{method.name}: verl counts tokens before the loss; rejected tokens cannot leave its denominator"
-        )
+    served(method, method.name, "verl", given, whole_batch == "micro")
 
     def loss(
         old_log_prob: Tensor,
@@ -100,8 +93,7 @@ def policy_loss(
             )
         b = TokenBatch.from_padded(log_prob, logp_mu, advantages, response_mask, **fields)
         out = method(b)
-        numbers = reduce_diagnostics(b, out.diagnostics)
-        metrics = {f"actor/{name}": x.item() for name, x in numbers.items()}
+        metrics = {f"actor/{name}": x.item() for name, x in numbers(b, out).items()}
         total = agg_loss(
             loss_mat=-out.S.view_as(log_prob),
             loss_mask=response_mask,

@@ -233,7 +233,7 @@ GUIDES = {
 }
 
 
-def figures(words: bool = False) -> list[tuple[str, Callable[..., Figure], tuple[str, str]]]:
+def figures(config: Config) -> list[tuple[str, Callable[..., Figure], tuple[str, str]]]:
     """Name, function and (title, guide) of each figure of a sweep; over words there are no ranges."""
-    drawn = (heat,) if words else (ranges, heat)
+    drawn = (ranges, heat) if ordered(config) else (heat,)
     return [(draw.__name__, draw, GUIDES[draw.__name__]) for draw in drawn]

@@ -104,15 +104,16 @@ def write_report(
     if config.axes:
         ranges = regimes.regimes(config, runs)
         write(out / "map.csv", ranges.write_csv)
-        words = not regimes.ordered(config)
         said = sentences(config, ranges, table)
         pictures = [
             embed(
                 partial(draw, config, runs, ranges), out / "figures", name, *guide, " ".join(said)
             )
-            for name, draw, guide in regimes.figures(words)
+            for name, draw, guide in regimes.figures(config)
         ]
-        page |= {"downloads": ["map.csv", *DOWNLOADS]} | ({} if words else {"matrix": None})
+        page |= {"downloads": ["map.csv", *DOWNLOADS]} | (
+            {"matrix": None} if regimes.ordered(config) else {}
+        )
     else:
         said = sentences(config, None, table)
         about = f"{said[0]} {' '.join(x for x in said if x.startswith('Lag'))}"

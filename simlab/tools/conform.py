@@ -19,7 +19,7 @@ import tyro
 from pydantic import Field
 from torch import Tensor
 
-from simlab.contract.batches import certain, extreme, ragged
+from simlab.contract.batches import certain, extreme, graded, ragged
 from simlab.core.per_response import response_lengths
 from simlab.core.tokens import TokenBatch, log_ratio, on_mask
 from simlab.core.user_files import module_of, problem
@@ -157,10 +157,8 @@ def differ(
 
 def of_method(stabilizer: Stabilizer, b: TokenBatch) -> tuple[Tensor, Tensor]:
     """(S, gradient) `[N]` of a method; S of tokens, 0 where masked."""
-    logp = b.logp.detach().clone().requires_grad_()
-    S = stabilizer(replace(b, logp=logp)).S
-    (grad,) = torch.autograd.grad(S.sum(), logp, allow_unused=True, materialize_grads=True)
-    return S.detach(), grad
+    out, grad = graded(stabilizer, b)
+    return out.S.detach(), grad
 
 
 def plain(loss: Loss, b: TokenBatch) -> tuple[Tensor, Tensor]:

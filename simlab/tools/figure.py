@@ -69,7 +69,7 @@ def drawn(run: Path, name: str, width: float | None, font: float | None, kind: s
     rows, runs = (pl.read_parquet(run / f"{x}.parquet") for x in ("results", "runs"))
     if config.axes:
         ranges = regimes.regimes(config, runs)
-        draws = {x: partial(draw, config, runs, ranges) for x, draw, _ in regimes.figures()}
+        draws = {x: partial(draw, config, runs, ranges) for x, draw, _ in regimes.figures(config)}
     else:
         table = summarize(config, runs)
         draws = {x: partial(draw, config, rows, runs, table) for x, draw in FIGURES.items()}

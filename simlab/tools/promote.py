@@ -140,12 +140,15 @@ def verdicts(where: str, table: pl.DataFrame, label: str, reference: str) -> lis
         raise ValueError(
             f"its summary of the {where} has no verdicts of risk and level; run it again"
         )
+    from simlab.tools.folders import keys
+
     mine = table.filter(pl.col("arm") == label)
     if mine.is_empty():
         raise ValueError(f"the {where} has no arm {label!r}")
     asked = []
     for name, bad, than in (("risk", "fails more", " than"), ("level", "below", "")):
-        groups = [_group(row) for row in mine.filter(pl.col(name) == bad).iter_rows(named=True)]
+        worse = mine.filter(pl.col(name) == bad).iter_rows(named=True)
+        groups = [", ".join(f"{x} {row[x]}" for x in keys(table) if x != "arm") for row in worse]
         failed, seeds = mine["failed"].sum(), mine["seeds"].sum()
         said = (
             f"fails in {failed} of {seeds} runs"
@@ -159,12 +162,6 @@ def verdicts(where: str, table: pl.DataFrame, label: str, reference: str) -> lis
         )
         asked.append(Criterion(f"{where}: {name} against {reference}", not groups, said))
     return asked
-
-
-def _group(row: dict) -> str:
-    return ", ".join(
-        f"{k} {row[k]}" for k in list(row)[: list(row).index("seeds")] if k not in ("arm", "method")
-    )
 
 
 def _least(mine: pl.DataFrame) -> str:

@@ -76,7 +76,7 @@ def test_the_map_by_hand(config, runs):
 def test_the_figures(config, runs):
     """Each draws, and has its guide."""
     table = regimes(config, runs)
-    assert all(draw(config, runs, table).axes and guide for _, draw, guide in figures())
+    assert all(draw(config, runs, table).axes and guide for _, draw, guide in figures(config))
 
 
 @pytest.mark.parametrize(
